@@ -1,0 +1,27 @@
+"""What can go wrong, sorted by who can mend it.
+
+`ArchsearchError` (exit status 2) is for what the user can mend: one line that says what is wrong, with the value, and what to
+do. `RunFailed` (exit status 1) is a run that was set up correctly and failed. Everything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class ArchsearchError(ValueError):
+    """Something the user can mend. The message is one line: what is wrong, the value, what to do."""
+
+    exit_code = 2
+
+
+class MissingDataError(ArchsearchError):
+    """A measurement, file or weight that is needed is not there."""
+
+
+class InvalidShapeError(ArchsearchError):
+    """An architecture whose numbers contradict each other."""
+
+
+class RunFailed(ArchsearchError):
+    """A well-formed run that failed (an engine died, a loss became NaN)."""
+
+    exit_code = 1

@@ -1,0 +1,44 @@
+"""A number that knows how sure it is and where it came from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+SOURCES: Final = ("measured", "modelled", "roofline", "prior", "published", "given")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`value` with its standard deviation `std` (same unit) and its `source`, one of SOURCES."""
+
+    value: float
+    std: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source must be one of {SOURCES}, not {self.source!r}")
+        if not (math.isfinite(self.value) and self.std >= 0):
+            raise ValueError(f"an estimate needs a finite value and std >= 0, got {self.value} ± {self.std}")
+
+    @property
+    def relative_std(self) -> float:
+        return self.std / abs(self.value) if self.value else math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "std": self.std, "source": self.source}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Estimate:
+        return cls(float(data["value"]), float(data["std"]), str(data["source"]))
+
+
+def weakest_source(*sources: str) -> str:
+    """The least trustworthy of several sources: what a result built from all of them may call itself.
+
+    Two measured parts make a modelled whole only where the caller says so; this keeps the worst tag.
+    """
+    order = ("measured", "given", "published", "modelled", "prior", "roofline")
+    return max(sources, key=order.index)

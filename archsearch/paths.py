@@ -1,0 +1,24 @@
+"""Where shipped data lies (checkout or wheel) and where caches go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_dir(name: str) -> Path:
+    """The shipped folder `name` (profiles, search_spaces): inside the wheel, or beside the package in a checkout."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def package_dir() -> Path:
+    return _PACKAGE
+
+
+def cache_dir() -> Path:
+    """Converted targets and other things that can be made again; $ARCHSEARCH_CACHE overrides ~/.cache/archsearch."""
+    override = os.environ.get("ARCHSEARCH_CACHE")
+    return Path(override).expanduser() if override else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "archsearch"
