@@ -1,0 +1,338 @@
+"""Predict the latency of any op and any forward pass from a Profile, with a standard deviation. Never touches a device.
+
+Three layers, each learnt from rows of its kind:
+
+1. ops: base(op) = constant + slope x bytes, times a Gaussian process in log sizes (utilisation is not a constant: kernels change
+   with the shape, and for small m it is not even monotone);
+2. a pass: coefficients >= 0 on {1, layers, GEMMs, head, attention, elementwise, trimmed head} fitted to whole layers and whole
+   models, which adds what single ops miss (launches, host time, cost per pass);
+3. what is left: a Gaussian process over the shape, whose leave-one-out errors are the model's own account of its precision.
+
+Weights of a small draft stay in the last-level cache from its second token on, and are pushed out by every verification pass. So ops
+are measured warm and cold, a pass in a loop lies between the two by how much of its weights fit the cache, and the first draft token of a round is
+priced cold: draft_s(gamma) = cold + (gamma - 1) * steady.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, forward_ops, head_ops, layer_ops
+from archsearch.errors import MissingDataError
+from archsearch.estimate import Estimate
+from archsearch.latency.regression import Residual, nonnegative_fit
+from archsearch.profiles import Measurement, Profile
+from archsearch.workload import DTYPE_BYTES, Workload
+
+Array = NDArray[np.float64]
+GROUPS: Final = ("pass", "layers", "gemm", "head", "attention", "elementwise", "scatter")
+MIN_ROWS: Final = {"gemm": 12, "attention": 6, "elementwise": 6, "forward": 8}
+
+
+def gemm_inputs(op: Gemm) -> Array:
+    return np.array([2.0 * math.log(op.m), math.log(op.n), math.log(op.k)])
+
+
+def attention_inputs(op: Attention) -> Array:
+    return np.array([math.log(op.tokens), math.log(op.keys()), math.log(op.q_heads * op.batch), math.log(op.kv_heads * op.batch),
+                     math.log(op.head_dim)])
+
+
+def _bytes_features(op: Gemm | Attention) -> list[float]:
+    """What the base of an op is linear in: 1, memory traffic (elements), arithmetic."""
+    if isinstance(op, Gemm):
+        return [1.0, float(op.weight_elements()), float(op.m * (op.n + op.k))]
+    return [1.0, float(op.kv_elements()), float(op.batch * op.tokens * op.q_heads * op.keys())]
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """The model of one op kind in one cache state."""
+
+    coefficients: Array
+    residual: Residual
+
+    @classmethod
+    def fit(cls, ops: list[Gemm] | list[Attention], times_s: Array) -> OpTable:
+        features = np.array([_bytes_features(op) for op in ops])
+        coefficients = nonnegative_fit(features, times_s)
+        base = features @ coefficients
+        inputs = np.array([gemm_inputs(op) if isinstance(op, Gemm) else attention_inputs(op) for op in ops])
+        return cls(coefficients, Residual.fit(inputs, np.log(times_s / base), bounds=(0.3, 12.0)))
+
+    def predict(self, op: Gemm | Attention) -> tuple[float, float]:
+        """Seconds and relative std."""
+        base = float(np.dot(self.coefficients, _bytes_features(op)))
+        mean, std = self.residual.predict(gemm_inputs(op) if isinstance(op, Gemm) else attention_inputs(op))
+        return base * math.exp(mean), std
+
+
+def _op_of(row: Measurement) -> Any:
+    sizes = row.sizes()
+    return {"gemm": Gemm, "attention": Attention, "elementwise": Elementwise, "all_reduce": AllReduce}[row.kind](**sizes)
+
+
+class OpModel:
+    """All ops of one (dtype, mode): seconds per call, warm and cold."""
+
+    def __init__(self, profile: Profile, dtype: str, mode: str) -> None:
+        self._tables: dict[tuple[str, str], OpTable] = {}
+        self._elementwise: dict[str, tuple[float, float]] = {}
+        self._seen: dict[tuple[Op, bool], tuple[float, float]] = {}
+        for kind in ("gemm", "attention"):
+            for cache in ("warm", "cold"):
+                rows = profile.select(kind, dtype, mode, cache)
+                if len(rows) >= MIN_ROWS[kind]:
+                    self._tables[kind, cache] = OpTable.fit([_op_of(row) for row in rows], np.array([row.median_s for row in rows]))
+        names: dict[str, list[Measurement]] = {}
+        for row in profile.select("elementwise", dtype, mode):
+            names.setdefault(row.sizes()["name"], []).append(row)
+        for name, rows in names.items():
+            features = np.array([[1.0, float(row.sizes()["elements"])] for row in rows])
+            constant, slope = nonnegative_fit(features, np.array([row.median_s for row in rows]))
+            self._elementwise[name] = (float(constant), float(slope))
+        missing = [kind for kind in ("gemm", "attention") if (kind, "cold") not in self._tables] + ([] if self._elementwise else ["elementwise"])
+        if missing:
+            raise MissingDataError(f"the profile has too few {', '.join(missing)} rows for {dtype} in {mode} mode; run archsearch profile "
+                                   f"longer (--budget 5m) or pass another --dtype")
+
+    def op_s(self, op: Op, cold: bool) -> tuple[float, float]:
+        """Seconds and relative std of one op."""
+        found = self._seen.get((op, cold))
+        if found is None:
+            found = self._seen[op, cold] = self._predict(op, cold)
+        return found
+
+    def _predict(self, op: Op, cold: bool) -> tuple[float, float]:
+        if isinstance(op, Elementwise):
+            constant, slope = self._elementwise.get(op.name, (0.0, 0.0))
+            return constant + slope * op.elements, 0.15
+        if isinstance(op, AllReduce):
+            raise MissingDataError("the profile has no all_reduce rows: tensor parallelism needs a GPU profile")
+        table = self._tables[op.kind, "cold"]
+        seconds, std = table.predict(op)
+        warm = self._tables.get((op.kind, "warm"))
+        if not cold and warm is not None:
+            other, other_std = warm.predict(op)
+            if isinstance(op, Gemm) and op.m > 2:  # warm rows exist for one or two tokens only: keep their ratio to cold
+                small = Gemm(1, op.n, op.k)
+                ratio = warm.predict(small)[0] / table.predict(small)[0]
+                other, other_std = seconds * min(1.0, ratio), math.hypot(std, other_std)
+            if other < seconds:
+                return other, other_std
+        return seconds, std
+
+
+@dataclass(frozen=True)
+class CacheFit:
+    """Share of a pass's weights that come from memory when it runs in a loop: 1 / (1 + (half_bytes / bytes)^steepness)."""
+
+    half_bytes: float
+    steepness: float
+
+    def cold_share(self, bytes_: float) -> float:
+        return 1.0 / (1.0 + (self.half_bytes / bytes_) ** self.steepness)
+
+
+class LatencyModel:
+    """Latency of forward passes from a Profile, for one dtype and mode; with `engine`, what that engine adds (see `overhead_s`).
+
+    After construction `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out relative errors of whole passes) hold what was learnt.
+    Raises MissingDataError where the profile holds too few rows.
+    """
+
+    def __init__(self, profile: Profile, dtype: str, mode: str = "eager", engine: str | None = None) -> None:
+        self.profile = profile
+        self.engine = engine
+        self.dtype = dtype
+        self.mode = mode
+        self.dtype_bytes = DTYPE_BYTES[dtype]
+        self.ops = OpModel(profile, dtype, mode)
+        self._parts: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+        self._passes: dict[tuple[Any, ...], Estimate] = {}
+        self._fit()
+        self._fit_engine()
+
+    # -- what a pass is made of ------------------------------------------------------------------------------------------------
+
+    def _group_seconds(self, arch: Architecture, batch: int, tokens: int, context: int, ranks: int) -> tuple[Array, Array]:
+        """Warm and cold seconds of each of GROUPS for one pass, before coefficients. "pass", "layers" and "scatter" are counts."""
+        key = (arch, batch, tokens, context, ranks)
+        found = self._parts.get(key)
+        if found is not None:
+            return found
+        fused = self.mode == "graph"
+        both = []
+        for cold in (False, True):
+            sums = dict.fromkeys(GROUPS, 0.0)
+            sums["pass"], sums["layers"] = 1.0, float(arch.num_hidden_layers)
+            sums["scatter"] = float(batch * tokens) if arch.trimmed else 0.0
+            for op in head_ops(arch, batch=batch, tokens=tokens, ranks=ranks):
+                sums["head" if isinstance(op, Gemm) else "elementwise"] += self.ops.op_s(op, cold)[0]
+            windows = arch.windows()
+            for window in set(windows):
+                layers = windows.count(window)
+                for op in layer_ops(arch, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused):
+                    group = "elementwise" if isinstance(op, (Elementwise, AllReduce)) else op.kind
+                    sums[group] += layers * self.ops.op_s(op, cold)[0]
+            both.append(np.array([sums[name] for name in GROUPS]))
+        if len(self._parts) > 200_000:
+            self._parts.clear()
+        self._parts[key] = (both[0], both[1])
+        return both[0], both[1]
+
+    def _features(self, arch: Architecture, batch: int, tokens: int, context: int, ranks: int, cold: bool, cache: CacheFit) -> Array:
+        warm_s, cold_s = self._group_seconds(arch, batch, tokens, context, ranks)
+        if cold:
+            return cold_s
+        share = cache.cold_share(weight_bytes_per_pass(arch, self.dtype_bytes) / ranks)
+        return warm_s + share * (cold_s - warm_s)
+
+    def _inputs(self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool) -> Array:
+        return np.array([math.log(arch.hidden_size), math.log(arch.intermediate_size), math.log(arch.num_hidden_layers),
+                         0.5 * math.log(arch.q_size), 0.5 * math.log(arch.kv_size), 0.5 * math.log(arch.head_rows),
+                         math.log(weight_bytes_per_pass(arch, self.dtype_bytes)),
+                         2.0 * math.log(batch * tokens), 0.5 * math.log(context + 64), 1.0 if cold else 0.0])
+
+    # -- fitting ---------------------------------------------------------------------------------------------------------------
+
+    def _fit(self) -> None:
+        rows = self.profile.select("forward", self.dtype, self.mode)
+        if len(rows) < MIN_ROWS["forward"]:
+            raise MissingDataError(f"the profile has {len(rows)} whole-forward rows for {self.dtype} in {self.mode} mode, at least "
+                                   f"{MIN_ROWS['forward']} are needed; run archsearch profile longer (--budget 5m)")
+        passes = [_pass_of(row) for row in rows]
+        times = np.array([row.median_s for row in rows])
+        stacks = self.profile.select("layer", self.dtype, self.mode)
+        stack_passes = [_pass_of(row) for row in stacks]
+        stack_times = np.array([row.median_s for row in stacks])
+        llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
+        best: tuple[float, CacheFit, Array] | None = None
+        for half in llc * np.array([0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2]):
+            for steepness in (1.5, 3.0, 6.0):
+                cache = CacheFit(float(half), steepness)
+                features = np.array([self._features(*p, 1, row.cache == "cold", cache) for p, row in zip(passes, rows, strict=True)])
+                if len(stacks):
+                    layer_features = np.array([self._stack_features(p) for p in stack_passes])
+                    coefficients = nonnegative_fit(np.vstack([features, layer_features]), np.concatenate([times, stack_times]))
+                else:
+                    coefficients = nonnegative_fit(features, times)
+                error = float(np.square(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum())
+                if best is None or error < best[0]:
+                    best = (error, cache, coefficients)
+        assert best is not None
+        _, self.cache_, coefficients = best
+        self._coefficients = coefficients
+        self.coefficients_ = dict(zip(GROUPS, coefficients.tolist(), strict=True))
+        base = np.array([self._features(*p, 1, row.cache == "cold", self.cache_) for p, row in zip(passes, rows, strict=True)]) @ coefficients
+        log_ratio = np.log(times / base)
+        inputs = np.array([self._inputs(*p, row.cache == "cold") for p, row in zip(passes, rows, strict=True)])
+        self._residual = Residual.fit(inputs, log_ratio, min_noise=0.015, bounds=(0.7, 30.0))
+        self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
+
+    def _stack_features(self, pass_: tuple[Architecture, int, int, int]) -> Array:
+        """Features of one layer out of a cold stack: a pass without head, embedding and per-pass cost."""
+        arch, batch, tokens, context = pass_
+        one = self._group_seconds(arch.replace(num_hidden_layers=1), batch, tokens, context, 1)[1].copy()
+        head = sum(self.ops.op_s(op, True)[0] for op in head_ops(arch, batch=batch, tokens=tokens) if isinstance(op, Elementwise))
+        for name, value in (("pass", 0.0), ("head", 0.0), ("scatter", 0.0)):
+            one[GROUPS.index(name)] = value
+        one[GROUPS.index("elementwise")] -= head
+        return one
+
+    def _fit_engine(self) -> None:
+        """What an engine adds: fitted from `engine` rows (constant per plain token; constant and slope in gamma per round)."""
+        self._engine: dict[str, dict[str, float]] = {}
+        engines: dict[str, list[Measurement]] = {}
+        for row in self.profile.select("engine", self.dtype, self.mode):
+            engines.setdefault(row.sizes()["engine"], []).append(row)
+        for name, rows in engines.items():
+            plain = [row.median_s for row in rows if row.sizes()["gamma"] == 0]
+            rounds = [(row.sizes()["gamma"], row.median_s) for row in rows if row.sizes()["gamma"] > 0]
+            if not plain or len(rounds) < 2:
+                continue
+            gammas = np.array([g for g, _ in rounds], dtype=float)
+            times = np.array([t for _, t in rounds])
+            features = np.stack([np.ones_like(gammas), gammas], axis=1)
+            constant, slope = nonnegative_fit(features, times)
+            spread = float(np.std(features @ np.array([constant, slope]) - times))
+            self._engine[name] = {"plain_s": float(np.median(plain)), "round_s": float(constant), "token_s": float(slope), "std_s": spread}
+
+    # -- answers ---------------------------------------------------------------------------------------------------------------
+
+    def forward_s(self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1,
+                  cold: bool = False) -> Estimate:
+        """Seconds of one forward pass of `tokens` new tokens per sequence against `context` cached ones.
+
+        cold: weights come from memory (the first draft token after a verification); otherwise the pass runs in a loop.
+        """
+        key = (arch, batch, tokens, context, ranks, cold)
+        found = self._passes.get(key)
+        if found is not None:
+            return found
+        base = float(self._features(arch, batch, tokens, context, ranks, cold, self.cache_) @ self._coefficients)
+        mean, std = self._residual.predict(self._inputs(arch, batch, tokens, context, cold))
+        value = base * math.exp(mean)
+        estimate = Estimate(value, std * value, "modelled")
+        if len(self._passes) > 200_000:
+            self._passes.clear()
+        self._passes[key] = estimate
+        return estimate
+
+    def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
+        """One plain decode step of the target, with what the engine adds per token."""
+        step = self.forward_s(target, batch=workload.batch_size, tokens=1, context=workload.context_len, ranks=workload.tensor_parallel)
+        extra = self._engine.get(self.engine or "", {}).get("plain_s", 0.0)
+        return Estimate(step.value + extra, step.std, step.source)
+
+    def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """One target pass over gamma + 1 tokens per sequence."""
+        return self.forward_s(target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel)
+
+    def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop."""
+        sizes = {"batch": workload.batch_size, "context": workload.context_len}
+        first = self.forward_s(draft, **sizes, cold=True)
+        if gamma <= 1:
+            return first
+        later = self.forward_s(draft, **sizes)
+        return Estimate(first.value + (gamma - 1) * later.value, first.std + (gamma - 1) * later.std, first.source)
+
+    def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """What the engine adds to a round of gamma draft tokens; 0 where the profile holds no rows of it."""
+        known = self._engine.get(self.engine or "")
+        if known is None:
+            return Estimate(0.0, 0.0, "modelled")
+        return Estimate(known["round_s"] + gamma * known["token_s"], known["std_s"], "measured")
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Engines whose overhead the profile holds."""
+        return tuple(self._engine)
+
+    def summary(self) -> dict[str, Any]:
+        """What was learnt, for reports: coefficients, cache, leave-one-out errors of whole passes."""
+        errors = np.abs(self.loo_)
+        return {"dtype": self.dtype, "mode": self.mode, "rows": len(self.profile.rows), "coefficients": self.coefficients_,
+                "cache_half_bytes": self.cache_.half_bytes, "cache_steepness": self.cache_.steepness,
+                "leave_one_out_median": float(np.median(errors)), "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
+                "engines": self._engine}
+
+
+def _pass_of(row: Measurement) -> tuple[Architecture, int, int, int]:
+    sizes = row.sizes()
+    batch, tokens, context = sizes.pop("batch"), sizes.pop("tokens"), sizes.pop("context")
+    return Architecture(**sizes), batch, tokens, context
+
+
+def all_ops(architectures: Iterable[Architecture], *, batch: int, tokens: int, context: int) -> set[Op]:
+    """Every distinct op of several architectures."""
+    return {op for arch in architectures for op in forward_ops(arch, batch=batch, tokens=tokens, context=context)}

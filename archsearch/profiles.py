@@ -1,0 +1,245 @@
+"""`Profile`: what was measured on one device with one software stack. Data only: it times nothing and predicts nothing.
+
+On disk a folder `profiles/<device>/<stack>/` with
+
+- `profile.json`: schema version, device, stack, reference probe, known error (from `--check`);
+- `rows.jsonl`: one `Measurement` a line, appended as it is made. A killed process loses the row in flight and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import read_json, write_json
+from archsearch.paths import data_dir
+
+SCHEMA_VERSION: Final = 1
+KINDS: Final = ("gemm", "attention", "elementwise", "all_reduce", "layer", "forward", "engine")
+CACHE_STATES: Final = ("warm", "cold")
+NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
+THROTTLED_DROP: Final = 0.10
+
+Shape = tuple[tuple[str, Any], ...]
+
+
+def freeze_shape(shape: Mapping[str, Any]) -> Shape:
+    """A hashable, ordered form of a row's sizes; nested mappings (an architecture) become tuples too."""
+    return tuple(sorted((key, freeze_shape(value) if isinstance(value, Mapping) else value) for key, value in shape.items()))
+
+
+def thaw_shape(shape: Shape) -> dict[str, Any]:
+    """The inverse of `freeze_shape`."""
+    return {key: thaw_shape(value) if isinstance(value, tuple) else value for key, value in shape}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Repeated timings of one thing. `times_s` are seconds per call, each already divided by the slowdown of the reference
+    probe that bracketed it; statistics are derived from them.
+
+    `cache`: `warm` when the weights stay in the last-level cache between calls, `cold` when they come from memory.
+    `slowdown`: median of the bracketing probe over the profile's reference probe (1.0 = the machine was as quiet as then).
+    """
+
+    kind: str
+    shape: Shape
+    dtype: str
+    mode: str
+    cache: str
+    times_s: tuple[float, ...]
+    slowdown: float = 1.0
+    throttled: bool = False
+
+    @property
+    def key(self) -> tuple[str, Shape, str, str, str]:
+        return (self.kind, self.shape, self.dtype, self.mode, self.cache)
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.times_s)
+
+    @property
+    def iqr_s(self) -> float:
+        if len(self.times_s) < 3:
+            return 0.0
+        low, _, high = statistics.quantiles(self.times_s, n=4, method="inclusive")
+        return high - low
+
+    @property
+    def noisy(self) -> bool:
+        """Interquartile range above 10 % of the median."""
+        return self.iqr_s > NOISY_IQR * self.median_s
+
+    @property
+    def relative_std(self) -> float:
+        """Standard error of the median, relative: 1.2533 sigma / sqrt(n), sigma from the IQR."""
+        sigma = self.iqr_s / 1.349
+        return 1.2533 * sigma / math.sqrt(len(self.times_s)) / self.median_s
+
+    def sizes(self) -> dict[str, Any]:
+        return thaw_shape(self.shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "shape": self.sizes(), "dtype": self.dtype, "mode": self.mode, "cache": self.cache,
+                "times_s": [float(f"{t:.4g}") for t in self.times_s], "slowdown": round(self.slowdown, 3), "throttled": self.throttled}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        times = tuple(float(t) for t in data["times_s"])
+        if data["kind"] not in KINDS:
+            raise ValueError(f"unknown kind {data['kind']!r}")
+        if data["cache"] not in CACHE_STATES:
+            raise ValueError(f"unknown cache state {data['cache']!r}")
+        if not times or not all(math.isfinite(t) and t > 0 for t in times):
+            raise ValueError(f"times must be positive numbers, got {times}")
+        return cls(data["kind"], freeze_shape(data["shape"]), data["dtype"], data["mode"], data["cache"], times,
+                   float(data.get("slowdown", 1.0)), bool(data.get("throttled", False)))
+
+
+@dataclass
+class Profile:
+    """All measurements of a device under a software stack. Rows are unique by `Measurement.key`; the last one wins."""
+
+    device: dict[str, Any]
+    stack: dict[str, str]
+    probe_reference_s: float | None = None
+    known_error: dict[str, Any] = field(default_factory=dict)
+    origin: str = "measured on this device by archsearch profile"
+    rows: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
+    folder: Path | None = None
+
+    def add(self, rows: Iterable[Measurement]) -> None:
+        for row in rows:
+            self.rows[row.key] = row
+
+    def record(self, row: Measurement) -> None:
+        """Add a row and, where the profile has a folder, append it to rows.jsonl at once."""
+        self.rows[row.key] = row
+        if self.folder is None:
+            return
+        path = self.folder / "rows.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as handle:
+                handle.write(json.dumps(row.to_dict()) + "\n")
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError as error:
+            raise ArchsearchError(f"cannot append to {path}: {error.strerror}; free space or pass --output; rows so far are kept") from error
+
+    def select(self, kind: str, dtype: str, mode: str, cache: str | None = None) -> list[Measurement]:
+        return [row for row in self.rows.values()
+                if row.kind == kind and row.dtype == dtype and row.mode == mode and cache in (None, row.cache)]
+
+    def combinations(self) -> list[tuple[str, str]]:
+        """The (dtype, mode) pairs with forward or gemm rows, most rows first."""
+        counts: dict[tuple[str, str], int] = {}
+        for row in self.rows.values():
+            counts[row.dtype, row.mode] = counts.get((row.dtype, row.mode), 0) + 1
+        return sorted(counts, key=lambda pair: -counts[pair])
+
+    @property
+    def noisy_share(self) -> float:
+        return sum(row.noisy for row in self.rows.values()) / len(self.rows) if self.rows else 0.0
+
+    def fingerprint(self) -> str:
+        """Hash of device, stack and rows: what a run writes down so that it can be repeated."""
+        digest = hashlib.sha256(json.dumps([self.device, self.stack, self.probe_reference_s], sort_keys=True).encode())
+        for line in sorted(json.dumps(row.to_dict(), sort_keys=True) for row in self.rows.values()):
+            digest.update(line.encode())
+        return digest.hexdigest()[:16]
+
+    def header(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, "device": self.device, "stack": self.stack, "origin": self.origin,
+                "probe_reference_s": self.probe_reference_s, "known_error": self.known_error}
+
+    def save_header(self) -> None:
+        if self.folder is None:
+            raise ValueError("a profile without a folder cannot be saved")
+        write_json(self.folder / "profile.json", self.header())
+
+    @classmethod
+    def load(cls, folder: Path) -> Profile:
+        """Read a profile folder.
+
+        Raises: MissingDataError where there is none; ArchsearchError for another schema version or a broken row. A last line cut
+        short by a kill is dropped, and cut off the file, so that the next row starts on a line of its own.
+        """
+        if not (folder / "profile.json").is_file():
+            raise MissingDataError(f"no profile in {folder} (profile.json is missing); make one with: archsearch profile --gpu NAME")
+        header = read_json(folder / "profile.json", "profile")
+        version = header.get("schema_version") if isinstance(header, dict) else None
+        if version != SCHEMA_VERSION:
+            raise ArchsearchError(f"profile {folder} has schema version {version}, this archsearch reads {SCHEMA_VERSION}; measure it again")
+        profile = cls(header["device"], header["stack"], header.get("probe_reference_s"), header.get("known_error", {}),
+                      header.get("origin", ""), folder=folder)
+        path = folder / "rows.jsonl"
+        if not path.exists():
+            return profile
+        raw = path.read_bytes()
+        complete = raw[: raw.rfind(b"\n") + 1]
+        if len(complete) < len(raw):
+            with path.open("r+b") as handle:
+                handle.truncate(len(complete))
+        for number, line in enumerate(complete.decode("utf-8", errors="replace").splitlines(), start=1):
+            try:
+                row = Measurement.from_dict(json.loads(line))
+            except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+                raise ArchsearchError(f"profile row {path}:{number} is broken ({error}); delete that line and continue") from error
+            profile.rows[row.key] = row
+        return profile
+
+    @classmethod
+    def open(cls, folder: Path, device: dict[str, Any], stack: dict[str, str]) -> Profile:
+        """Load the profile in `folder` to continue it, or start an empty one there."""
+        if (folder / "profile.json").is_file():
+            profile = cls.load(folder)
+            if profile.device.get("key") != device.get("key"):
+                raise ArchsearchError(f"profile {folder} belongs to {profile.device.get('key')}, this device is {device.get('key')}; pass another --output")
+            return profile
+        profile = cls(device, stack, folder=folder)
+        profile.save_header()
+        return profile
+
+
+def current_stack() -> dict[str, str]:
+    """The software that decides latencies here, read from package metadata (nothing heavy is imported)."""
+    return {name: version(name) for name in ("torch", "transformers")} | {"python": platform.python_version()}
+
+
+def stack_key(stack: Mapping[str, str]) -> str:
+    """Folder name of a software stack: what changes kernels or host time."""
+    return f"torch-{stack['torch']}-transformers-{stack['transformers']}".replace("+", "-")
+
+
+def profile_roots() -> list[Path]:
+    """Where profiles are looked for: the working directory first, then those that ship with archsearch."""
+    return list(dict.fromkeys([Path("profiles").resolve(), data_dir("profiles").resolve()]))
+
+
+def list_profiles() -> list[Path]:
+    """All profile folders, the user's own first."""
+    return [header.parent for root in profile_roots() if root.is_dir() for header in sorted(root.glob("*/*/profile.json"))]
+
+
+def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Path:
+    """The profile of a device: the same software stack where there is one, else the one with most rows."""
+    found = [folder for folder in list_profiles() if folder.parent.name == device_key]
+    if not found:
+        gpu = "cpu" if device_key.startswith("cpu-") else device_key
+        raise MissingDataError(f"no profile of {device_key}; make one on that device with: archsearch profile --gpu {gpu}")
+    if stack is not None:
+        for folder in found:
+            if folder.name == stack_key(stack):
+                return folder
+    return max(found, key=lambda folder: (folder / "rows.jsonl").stat().st_size if (folder / "rows.jsonl").exists() else 0)

@@ -1,0 +1,290 @@
+"""Which points to measure, in which order, within a budget; and the check of the model on whole drafts it has not seen.
+
+Points come from what the search space and the target can need (`architecture.ops`), spread over log sizes so that the first
+minute already covers the range. Rows that the profile holds are skipped: an interrupted sweep continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op, forward_ops, layer_ops
+from archsearch.profiles import Measurement, Profile, freeze_shape
+from archsearch.profiling import kernels, layers
+from archsearch.profiling.timer import Probe, Timer, WeightPool
+from archsearch.workload import DTYPE_BYTES
+
+CONTEXTS = (64, 256, 512, 1024)
+VERIFY_TOKENS = tuple(range(1, 10))
+FORWARD_MODEL_LIMIT_BYTES = 4 << 30
+Progress = Callable[[str, float, float], None]
+"""progress(what, seconds done, seconds planned)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One thing to measure: an op, a stack of layers or a whole model."""
+
+    kind: str
+    cache: str
+    op: Op | None = None
+    arch: Architecture | None = None
+    batch: int = 1
+    tokens: int = 1
+    context: int = 256
+
+    def shape(self) -> dict[str, Any]:
+        if self.op is not None:
+            return asdict(self.op)
+        assert self.arch is not None
+        return {"batch": self.batch, "tokens": self.tokens, "context": self.context, **self.arch.to_dict()}
+
+
+def spread(items: Sequence[Any], features: Callable[[Any], Sequence[float]], count: int) -> list[Any]:
+    """`count` items by farthest-point sampling in feature space: each next one is the farthest from those taken."""
+    items = list(dict.fromkeys(items))
+    if len(items) <= count:
+        return items
+    vectors = torch.tensor([list(features(item)) for item in items], dtype=torch.float64)
+    taken = [int((vectors - vectors.mean(0)).square().sum(1).argmin())]
+    distance = (vectors - vectors[taken[0]]).square().sum(1)
+    while len(taken) < count:
+        taken.append(int(distance.argmax()))
+        distance = torch.minimum(distance, (vectors - vectors[taken[-1]]).square().sum(1))
+    return [items[i] for i in taken]
+
+
+def _gemm_features(op: Gemm) -> list[float]:
+    return [math.log(op.m) * 0.7, math.log(op.n), math.log(op.k)]
+
+
+def _attention_features(op: Attention) -> list[float]:
+    return [math.log(op.tokens), math.log(op.keys()), math.log(op.q_heads), math.log(op.kv_heads), math.log(op.head_dim)]
+
+
+def _ops(architectures: Iterable[Architecture], tokens: Iterable[int], contexts: Iterable[int], batch: int, kind: type) -> list[Any]:
+    found: dict[Op, None] = {}
+    for arch in architectures:
+        for count in tokens:
+            for context in contexts:
+                for op in forward_ops(arch, batch=batch, tokens=count, context=context):
+                    if isinstance(op, kind):
+                        found[op] = None
+    return list(found)
+
+
+def plan(drafts: Sequence[Architecture], target: Architecture | None, dtype: str, *, batch: int = 1, seed: int = 0,
+         memory_bytes: float = math.inf) -> list[Point]:
+    """All points for one dtype, most needed first.
+
+    drafts: a sample of the search space; they run 1 or 2 tokens a pass. target: runs 1 to 9 (decode and verification).
+    """
+    rng = random.Random(seed)
+    nine = list(VERIFY_TOKENS)
+    gemms: list[Point] = []
+    draft_gemms = _ops(drafts, (1,), CONTEXTS[:1], batch, Gemm)
+    chosen = spread(draft_gemms, _gemm_features, 56)
+    for op in chosen:
+        gemms += [Point("gemm", "cold", op), Point("gemm", "warm", op)]
+    gemms += [Point("gemm", "cold", replace(op, m=2 * batch)) for op in spread(chosen, _gemm_features, 12)]
+    if target is not None:
+        gemms += [Point("gemm", "cold", op) for op in _ops([target], nine, CONTEXTS[:1], batch, Gemm)]
+    attentions = [Point("attention", cache, op) for op in spread(_ops(drafts, (1,), CONTEXTS, batch, Attention), _attention_features, 24)
+                  for cache in ("warm", "cold")]
+    if target is not None:
+        attentions += [Point("attention", "cold", op) for op in _ops([target], (1, 2, 3, 5, 7, 9), CONTEXTS, batch, Attention)]
+    elements: dict[str, set[int]] = {}
+    for arch in [*drafts, *([target] if target else [])]:
+        for tokens in (1, 5, 9) if arch is target else (1,):
+            for op in [*layer_ops(arch, batch=batch, tokens=tokens, context=64, window=None), Elementwise("embed", arch.hidden_size)]:
+                if isinstance(op, Elementwise):
+                    elements.setdefault(op.name, set()).add(op.elements)
+    small = []
+    for name, sizes in sorted(elements.items()):
+        ordered = sorted(sizes)
+        picks = {ordered[round(i * (len(ordered) - 1) / 5)] for i in range(6)}
+        small += [Point("elementwise", "warm", Elementwise(name, size)) for size in sorted(picks)]
+
+    def features(arch: Architecture) -> list[float]:
+        return [math.log(arch.hidden_size), math.log(arch.intermediate_size), 0.7 * math.log(arch.num_hidden_layers),
+                0.5 * math.log(arch.head_rows), 0.3 * math.log(arch.q_size), 0.3 * math.log(arch.kv_size)]
+
+    forwards = []
+    for arch in spread(drafts, features, 36):
+        context = rng.choice(CONTEXTS)
+        forwards += [Point("forward", "warm", arch=arch, batch=batch, context=context),
+                     Point("forward", "cold", arch=arch, batch=batch, context=context)]
+        if rng.random() < 0.25:
+            forwards.append(Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2))
+    stacks = []
+    for arch in spread(drafts, features, 14)[2:]:
+        size = weight_bytes_per_pass(arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype])
+        many = max(2, min(48, math.ceil((160 << 20) / size)))
+        stacks.append(Point("layer", "cold", arch=arch.replace(num_hidden_layers=many), batch=batch, context=rng.choice(CONTEXTS)))
+    whole = []
+    if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2):
+        whole = [Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
+                 for tokens, context in ((1, 256), (5, 256), (1, 64), (3, 64), (9, 512), (1, 1024), (7, 128), (2, 512), (5, 1024))]
+    return _interleave(gemms, attentions, small, whole, forwards, stacks)
+
+
+def _interleave(*groups: list[Point]) -> list[Point]:
+    """Merge so that every prefix holds the same share of each group."""
+    keyed = [((i + 0.5) / len(group), number, point) for number, group in enumerate(groups) for i, point in enumerate(group)]
+    return [point for _, _, point in sorted(keyed, key=lambda item: item[:2])]
+
+
+class CpuBench:
+    """Turns points into measurements on this CPU: pools of weights, the probe, and the timer that uses it."""
+
+    def __init__(self, profile: Profile, last_level_cache_bytes: int) -> None:
+        self.profile = profile
+        self.cold_bytes = max(96 << 20, 4 * last_level_cache_bytes)
+        self._pools: dict[str, WeightPool] = {}
+        probe = Probe(self.pool("float32"))
+        if profile.probe_reference_s is None:
+            for _ in range(100):
+                probe()
+            profile.probe_reference_s = probe.reference_s()
+            if profile.folder is not None:
+                profile.save_header()
+        self.timer = Timer(probe, profile.probe_reference_s)
+        self.flush = layers.cache_flusher(self.cold_bytes)
+
+    def pool(self, dtype: str) -> WeightPool:
+        if dtype not in self._pools:
+            self._pools[dtype] = WeightPool(self.cold_bytes + (32 << 20), getattr(torch, dtype))
+        return self._pools[dtype]
+
+    def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
+        """Time one point. `model_cache` keeps the last whole model so that its several points share it."""
+        pool = self.pool(dtype)
+        before, budget_s, calls = None, 0.05, None
+        size = self.cold_bytes if point.cache == "cold" else kernels.WARM_BYTES
+        if isinstance(point.op, Gemm):
+            run = kernels.gemm(point.op, pool, size)
+        elif isinstance(point.op, Attention):
+            run = kernels.attention(point.op, pool, size if point.cache == "cold" else 1)
+        elif isinstance(point.op, Elementwise):
+            run, budget_s = kernels.elementwise(point.op, pool), 0.03
+        elif point.kind == "layer":
+            assert point.arch is not None
+            stack = layers.layer_stack(point.arch, pool.flat.dtype, pool, batch=point.batch, context=point.context, tokens=point.tokens)
+            run, budget_s, calls = stack, 0.4, 1
+        else:
+            assert point.arch is not None
+            cache = {} if model_cache is None else model_cache
+            if point.arch not in cache:
+                cache.clear()
+                cache[point.arch] = layers.build_model(point.arch, pool.flat.dtype, pool)
+            run = layers.ForwardRun(cache[point.arch], batch=point.batch, context=point.context).step(point.tokens)
+            budget_s, calls = 0.4, 1
+            if point.cache == "cold":
+                before = self.flush
+            else:
+                calls = 4 if weight_bytes_per_pass(point.arch, pool.itemsize) < self.cold_bytes else 1
+        timing = self.timer.time(run, before=before, budget_s=budget_s, calls=calls)
+        times = timing.times_s
+        if point.kind == "layer":
+            assert point.arch is not None
+            times = tuple(t / point.arch.num_hidden_layers for t in times)
+        return Measurement(point.kind, freeze_shape(point.shape()), dtype, "eager", point.cache, times, timing.slowdown)
+
+
+def sweep(bench: CpuBench, points: dict[str, list[Point]], *, budget_s: float, progress: Progress | None = None) -> int:
+    """Measure the points of each dtype in turn until done or the budget is spent; returns how many rows are new.
+
+    The dtypes share the budget in proportion to their rank: the first gets most.
+    """
+    start = time.perf_counter()
+    new = 0
+    shares = {dtype: 1.0 / (rank + 1) for rank, dtype in enumerate(points)}
+    total = sum(shares.values())
+    spent = 0.0
+    with torch.inference_mode():
+        for dtype, todo in points.items():
+            spent += budget_s * shares[dtype] / total
+            model_cache: dict[Architecture, Any] = {}
+            pending = [p for p in todo if (p.kind, freeze_shape(p.shape()), dtype, "eager", p.cache) not in bench.profile.rows]
+            pending = _keep_models_together(pending)
+            for number, point in enumerate(pending):
+                elapsed = time.perf_counter() - start
+                if elapsed > spent:
+                    break
+                if progress is not None:
+                    progress(f"{dtype} {point.kind} {number + 1}/{len(pending)}", elapsed, budget_s)
+                bench.profile.record(bench.measure(point, dtype, model_cache))
+                new += 1
+    return new
+
+
+def _keep_models_together(points: list[Point]) -> list[Point]:
+    """Points of one whole model stand together, at the place of the first: building a model costs more than timing it."""
+    by_model: dict[Architecture, list[Point]] = {}
+    for point in points:
+        if point.kind == "forward" and point.arch is not None:
+            by_model.setdefault(point.arch, []).append(point)
+    result: list[Point] = []
+    for point in points:
+        if point.kind != "forward" or point.arch is None:
+            result.append(point)
+        elif point.arch in by_model:
+            result += by_model.pop(point.arch)
+    return result
+
+
+def check_points(drafts: Sequence[Architecture], target: Architecture | None, profile: Profile, dtype: str, count: int, *,
+                 batch: int = 1, seed: int = 0, memory_bytes: float = math.inf) -> list[Point]:
+    """`count` whole drafts of shapes without a forward row, warm and cold, and as many verification passes of the target at
+    (tokens, context) pairs without a row."""
+    rng = random.Random(f"check {seed}")
+    fields = list(Architecture.__dataclass_fields__)
+
+    def shape_of(row: Measurement) -> tuple[Any, ...]:
+        sizes = row.sizes()
+        return tuple(sizes[name] for name in fields)
+
+    seen = {shape_of(row) for row in profile.select("forward", dtype, "eager")}
+    unseen = [arch for arch in drafts if tuple(getattr(arch, name) for name in fields) not in seen]
+    contexts = (96, 192, 384, 640)
+    points: list[Point] = []
+    for arch in rng.sample(unseen, min(count, len(unseen))):
+        context = rng.choice(contexts)
+        points += [Point("forward", cache, arch=arch, batch=batch, context=context) for cache in ("warm", "cold")]
+    if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2):
+        pairs = [(tokens, context) for tokens in range(2, 10) for context in contexts]
+        points += [Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
+                   for tokens, context in rng.sample(pairs, min(max(4, count // 2), len(pairs)))]
+    return points
+
+
+def measure_points(bench: CpuBench, points: Sequence[Point], dtype: str, rounds: int = 2, progress: Progress | None = None
+                   ) -> Iterator[tuple[Point, Measurement]]:
+    """Measure points without recording them; `rounds` passes over all, minutes apart, so that one bad moment does not decide.
+
+    Yields each point with the pooled times of all rounds.
+    """
+    times: dict[Point, list[Measurement]] = {}
+    start = time.perf_counter()
+    with torch.inference_mode():
+        for number in range(rounds):
+            cache: dict[Architecture, Any] = {}
+            for index, point in enumerate(points):
+                if progress is not None:
+                    done = (number * len(points) + index) / (rounds * len(points))
+                    elapsed = time.perf_counter() - start
+                    progress(f"check round {number + 1}/{rounds}", elapsed, elapsed / done if done else elapsed)
+                times.setdefault(point, []).append(bench.measure(point, dtype, cache))
+    for point, rows in times.items():
+        pooled = tuple(t for row in rows for t in row.times_s)
+        yield point, replace(rows[0], times_s=pooled, slowdown=statistics.median(row.slowdown for row in rows))

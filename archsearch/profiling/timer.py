@@ -1,0 +1,128 @@
+"""The timer: repeats from a time budget, each bracketed by a reference probe, so that a shared machine can be measured.
+
+On a shared CPU the same kernel swings by tens of percent within seconds. A fixed probe run just before and after every repeat feels
+the same swing; dividing by it took the error of a latency model from 20 % to 6 % in our trials. Times are reported as they would
+have been at the probe's reference speed, which the profile stores.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+MIN_REPEATS = 5
+MAX_REPEATS = 25
+
+
+class WeightPool:
+    """One block of random numbers, larger than the last-level cache, from which weight matrices are cut as views.
+
+    Rotating over views at different offsets makes a kernel read its weights from memory, as a large model does; a few views that
+    fit the cache make it read them warm, as a small draft does from its second token on.
+    """
+
+    def __init__(self, size_bytes: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> None:
+        itemsize = torch.empty(0, dtype=dtype).element_size()
+        generator = torch.Generator(device="cpu").manual_seed(seed)
+        block = torch.randn(1 << 20, generator=generator).mul_(0.05).to(dtype)
+        count = -(-size_bytes // (itemsize * block.numel()))
+        self.flat = block.repeat(count).to(device)
+        self.itemsize = itemsize
+        self._next = 0
+
+    def matrices(self, rows: int, columns: int, working_set_bytes: int) -> list[torch.Tensor]:
+        """Distinct [rows, columns] views that together hold about `working_set_bytes` (at least one)."""
+        size = rows * columns
+        aligned = -(-size // 512) * 512
+        if aligned > self.flat.numel():
+            return [self.flat.new_empty(rows, columns).normal_()]
+        copies = max(1, min(working_set_bytes // (aligned * self.itemsize), self.flat.numel() // aligned))
+        return [self.flat[i * aligned : i * aligned + size].view(rows, columns) for i in range(copies)]
+
+    def fill(self, parameter: torch.Tensor) -> None:
+        """Write real numbers into a weight (untouched pages are all one physical page and time falsely), cheaply."""
+        count = parameter.numel()
+        source = self.flat if count <= self.flat.numel() else self.flat.repeat(-(-count // self.flat.numel()))
+        offset = self._next % max(1, source.numel() - count)
+        self._next += count // 3 + 7919
+        parameter.copy_(source[offset : offset + count].view_as(parameter))
+
+
+class Probe:
+    """A fixed piece of work that feels what slows a decode step: weights from memory, and many small kernels."""
+
+    def __init__(self, pool: WeightPool) -> None:
+        self._weights = pool.matrices(1024, 640, 96 << 20)
+        self._x = torch.randn(1, 640).to(pool.flat.dtype)
+        self._small = torch.randn(1, 640)
+        self._at = 0
+
+    def __call__(self) -> float:
+        """Run once; seconds."""
+        start = time.perf_counter()
+        small = self._small
+        for _ in range(4):
+            torch.nn.functional.linear(self._x, self._weights[self._at % len(self._weights)])
+            self._at += 1
+            for _ in range(6):
+                small = small * 1.0001
+        return time.perf_counter() - start
+
+    def reference_s(self, runs: int = 200) -> float:
+        """The probe's speed on this machine when little disturbs it: the lower quartile of many runs."""
+        times = [self() for _ in range(runs)]
+        return statistics.quantiles(times, n=4)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per call of each repeat, corrected to the probe's reference speed, and the median slowdown that was divided out."""
+
+    times_s: tuple[float, ...]
+    slowdown: float
+
+
+class Timer:
+    """Times a callable against the probe. `reference_s` comes from the profile, so that all its rows share one scale."""
+
+    def __init__(self, probe: Probe, reference_s: float) -> None:
+        self.probe = probe
+        self.reference_s = reference_s
+        self.slowdowns: list[float] = []
+
+    def time(self, run: Callable[[], object], *, before: Callable[[], object] | None = None, budget_s: float = 0.06,
+             min_repeat_s: float = 0.002, calls: int | None = None) -> Timing:
+        """Time `run` within about `budget_s`.
+
+        before: runs untimed ahead of every repeat (to empty the cache); then each repeat is a single call.
+        calls: calls per repeat; by default enough to fill `min_repeat_s` (one when `before` is given).
+        """
+        run()  # first-call costs: allocations, kernel selection
+        if before is not None:
+            before()
+        start = time.perf_counter()
+        run()
+        estimate = max(time.perf_counter() - start, 1e-7)
+        if calls is None:
+            calls = 1 if before is not None else max(1, round(min_repeat_s / estimate))
+        repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, budget_s / (calls * estimate + 2 * self.reference_s))))
+        times, slowdowns = [], []
+        for _ in range(repeats):
+            probe_before = self.probe()
+            if before is not None:
+                before()
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            elapsed = (time.perf_counter() - start) / calls
+            probe_after = self.probe()
+            slowdown = 0.5 * (probe_before + probe_after) / self.reference_s
+            slowdowns.append(slowdown)
+            times.append(elapsed / slowdown)
+        slowdown = statistics.median(slowdowns)
+        self.slowdowns.append(slowdown)
+        return Timing(tuple(times), slowdown)

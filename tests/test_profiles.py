@@ -1,0 +1,104 @@
+"""Profiles on disk: nothing half-written, nothing silently wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape, stack_key
+
+STACK = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
+
+
+def row(n: int = 576, times: tuple[float, ...] = (1e-3, 1.1e-3, 1.05e-3), cache: str = "cold") -> Measurement:
+    return Measurement("gemm", freeze_shape({"m": 1, "n": n, "k": 576}), "bfloat16", "eager", cache, times, 1.25)
+
+
+def profile(folder: Path) -> Profile:
+    return Profile.open(folder, {"key": "cpu-test"}, STACK)
+
+
+def test_rows_survive_a_round_trip(tmp_path: Path) -> None:
+    written = profile(tmp_path / "p")
+    written.record(row())
+    written.record(row(cache="warm"))
+    read = Profile.load(tmp_path / "p")
+    assert read.rows == written.rows
+    assert read.fingerprint() == written.fingerprint()
+
+
+def test_fingerprint_changes_with_a_row(tmp_path: Path) -> None:
+    one = profile(tmp_path / "p")
+    before = one.fingerprint()
+    one.record(row())
+    assert one.fingerprint() != before
+
+
+def test_same_key_is_replaced_not_doubled(tmp_path: Path) -> None:
+    written = profile(tmp_path / "p")
+    written.record(row())
+    written.record(row(times=(2e-3,)))
+    read = Profile.load(tmp_path / "p")
+    assert len(read.rows) == 1
+    assert read.rows[row().key].median_s == 2e-3
+
+
+def test_a_line_cut_by_a_kill_is_dropped_and_the_file_can_go_on(tmp_path: Path) -> None:
+    written = profile(tmp_path / "p")
+    written.record(row(n=64))
+    path = tmp_path / "p" / "rows.jsonl"
+    with path.open("a") as handle:
+        handle.write('{"kind": "gemm", "sha')
+    again = Profile.load(tmp_path / "p")
+    assert len(again.rows) == 1
+    again.record(row(n=128))
+    assert len(Profile.load(tmp_path / "p").rows) == 2
+
+
+@pytest.mark.parametrize("times", [[-1.0], [], [math.nan], [0.0]])
+def test_impossible_times_are_refused_with_the_line(tmp_path: Path, times: list[float]) -> None:
+    profile(tmp_path / "p")
+    data = row().to_dict() | {"times_s": times}
+    (tmp_path / "p" / "rows.jsonl").write_text(json.dumps(data) + "\n")
+    with pytest.raises(ArchsearchError, match=r"rows.jsonl:1 is broken"):
+        Profile.load(tmp_path / "p")
+
+
+def test_another_schema_version_is_refused(tmp_path: Path) -> None:
+    profile(tmp_path / "p")
+    header = json.loads((tmp_path / "p" / "profile.json").read_text())
+    (tmp_path / "p" / "profile.json").write_text(json.dumps(header | {"schema_version": 99}))
+    with pytest.raises(ArchsearchError, match="schema version 99"):
+        Profile.load(tmp_path / "p")
+
+
+def test_another_device_is_refused(tmp_path: Path) -> None:
+    profile(tmp_path / "p")
+    with pytest.raises(ArchsearchError, match="belongs to cpu-test"):
+        Profile.open(tmp_path / "p", {"key": "cpu-other"}, STACK)
+
+
+def test_missing_profile_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match="archsearch profile --gpu"):
+        Profile.load(tmp_path / "none")
+    with pytest.raises(MissingDataError, match="archsearch profile --gpu cpu"):
+        find_profile("cpu-nowhere")
+
+
+def test_the_users_profile_is_found_and_the_same_stack_preferred(tmp_path: Path) -> None:
+    other = Profile.open(tmp_path / "profiles" / "cpu-test" / "torch-1", {"key": "cpu-test"}, STACK)
+    other.record(row())
+    same = tmp_path / "profiles" / "cpu-test" / stack_key(STACK)
+    Profile.open(same, {"key": "cpu-test"}, STACK)
+    assert find_profile("cpu-test", STACK) == same
+    assert find_profile("cpu-test", {"torch": "9", "transformers": "9"}) == other.folder
+
+
+def test_statistics_and_noise() -> None:
+    quiet = row(times=(1.0, 1.01, 1.02, 1.03, 1.04))
+    assert quiet.median_s == 1.02 and not quiet.noisy
+    assert row(times=(1.0, 1.0, 1.2, 1.4, 1.4)).noisy
