@@ -177,7 +177,8 @@ class LatencyModel:
             sums["scatter"] = float(batch * tokens) if arch.trimmed else 0.0
             for op in head_ops(arch, batch=batch, tokens=tokens, ranks=ranks):
                 sums["head" if isinstance(op, Gemm) else "elementwise"] += self.ops.op_s(op, cold)[0]
-            windows = arch.windows()
+            # transformers cannot take tokens back out of a sliding cache, so its drafts keep the full one and a window saves nothing.
+            windows = arch.windows() if fused else [None] * arch.num_hidden_layers
             for window in set(windows):
                 layers = windows.count(window)
                 for op in layer_ops(arch, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused):

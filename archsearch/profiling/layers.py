@@ -32,7 +32,7 @@ class ForwardRun:
 
         self.model = model
         vocab = model.config.vocab_size
-        self.cache = DynamicCache(config=model.config)
+        self.cache = DynamicCache()  # without a config: a sliding cache cannot take tokens back
         if context:
             ids = torch.randint(0, vocab, (batch, context))
             for start in range(0, context, 512):  # in pieces: attention scores of a long prompt would fill memory
@@ -57,7 +57,7 @@ def layer_stack(arch: Architecture, dtype: torch.dtype, pool: WeightPool, *, bat
     from transformers import DynamicCache
 
     model = build_model(arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True), dtype, pool).model
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache()
     if context:
         model(torch.randint(0, 64, (batch, context)), past_key_values=cache, use_cache=True)
     hidden = torch.randn(batch, tokens, arch.hidden_size).to(dtype)

