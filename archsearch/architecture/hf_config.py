@@ -1,0 +1,266 @@
+"""Architecture to and from a Hugging Face config.json.
+
+Reading applies the defaults that transformers 5 applies when a field is absent (they differ by family). Writing picks the first
+family whose config reads back as the same shape, so what a reader cannot see is never lost silently; what no family can say (a
+trimmed head, the pattern "SSSL" on two layers) travels in the extra key `archsearch.architecture`, which readers here trust.
+
+Families a config is written in: `llama` for ordinary shapes; `mistral` (Llama without biases) when every layer slides a window,
+or when hidden_size is no multiple of the heads, which LlamaConfig refuses; `ministral` (Mistral with `layer_types`) for mixed
+patterns; `qwen2` and `qwen3` where there are QKV biases or QK norms; `opt` for learned positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.files import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What transformers 5 assumes for a model_type when config.json leaves a field out. `None`: derived from the other fields."""
+
+    causal_lm: str
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    sliding_window: int | None = None
+    tie_word_embeddings: bool = False
+
+
+_WINDOW: Final = 4096
+
+FAMILIES: Final[dict[str, _Family]] = {
+    "llama": _Family("LlamaForCausalLM"),
+    "mistral": _Family("MistralForCausalLM", num_key_value_heads=8, max_position_embeddings=131072, sliding_window=_WINDOW),
+    "ministral": _Family("MinistralForCausalLM", num_key_value_heads=8, max_position_embeddings=131072, sliding_window=_WINDOW),
+    "qwen2": _Family("Qwen2ForCausalLM", num_key_value_heads=32, max_position_embeddings=32768, sliding_window=_WINDOW),
+    "qwen3": _Family(
+        "Qwen3ForCausalLM", num_key_value_heads=32, head_dim=128, max_position_embeddings=32768, sliding_window=_WINDOW
+    ),
+    "opt": _Family("OPTForCausalLM", tie_word_embeddings=True),
+}
+
+
+def from_hf_config(config: Mapping[str, Any]) -> Architecture:
+    """The Architecture a config.json describes; its `archsearch.architecture`, where present, is taken at its word.
+
+    Raises InvalidShapeError for a model_type that is not supported, a missing field or a variant that is not modelled.
+    """
+    ours = config.get("archsearch")
+    if isinstance(ours, Mapping) and "architecture" in ours:
+        return _from_our_key(ours["architecture"])
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise InvalidShapeError(f"model_type {model_type!r} is not supported; use a model of one of {', '.join(FAMILIES)}")
+    return _from_opt(config) if model_type == "opt" else _from_rotary(config, str(model_type))
+
+
+def _from_our_key(fields: Any) -> Architecture:
+    if not isinstance(fields, Mapping):
+        raise InvalidShapeError(f"archsearch.architecture in config.json must hold named fields, got {type(fields).__name__}")
+    try:
+        return Architecture.from_dict(dict(fields))
+    except TypeError as error:  # a required field is missing
+        raise InvalidShapeError(f"archsearch.architecture in config.json is incomplete: {error}") from None
+
+
+def _required(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        kind = config.get("model_type")
+        raise InvalidShapeError(f"config.json of model_type {kind!r} needs {name} as a positive whole number, got {value!r}")
+    return value
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float:
+    for place in (config.get("rope_parameters"), config.get("rope_scaling"), config):
+        if isinstance(place, Mapping) and isinstance(place.get("rope_theta"), int | float):
+            return float(place["rope_theta"])
+    return 10000.0
+
+
+def _from_rotary(config: Mapping[str, Any], model_type: str) -> Architecture:
+    """Llama, Mistral, Ministral, Qwen2, Qwen3: rotary positions, RMSNorm, gated MLP."""
+    family = FAMILIES[model_type]
+    hidden, heads, layers = (_required(config, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    # Absent and null differ: null always means "as many as the query heads" ("hidden_size / heads" for head_dim).
+    kv_heads = config.get("num_key_value_heads", family.num_key_value_heads)
+    head_dim = config.get("head_dim", family.head_dim)
+    windows = _windows(config, model_type, layers)
+    pattern = minimal_pattern(windows)
+    all_biases = model_type in ("llama", "qwen3") and bool(config.get("attention_bias", False))
+    return Architecture(
+        hidden_size=hidden,
+        intermediate_size=_required(config, "intermediate_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads if kv_heads is None else kv_heads,
+        head_dim=hidden // heads if head_dim is None else head_dim,
+        vocab_size=_required(config, "vocab_size"),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", family.tie_word_embeddings)),
+        attention_bias=all_biases or model_type == "qwen2",
+        attention_output_bias=all_biases,
+        mlp_bias=model_type == "llama" and bool(config.get("mlp_bias", False)),
+        qk_norm=model_type == "qwen3",
+        window_pattern=pattern,
+        sliding_window=next((window for window in windows if window), None),
+        max_position_embeddings=config.get("max_position_embeddings", family.max_position_embeddings),
+        rope_theta=_rope_theta(config),
+        model_type=model_type,
+    )
+
+
+def _windows(config: Mapping[str, Any], model_type: str, layers: int) -> list[int | None]:
+    """The sliding window of each layer as the family's modelling code in transformers 5 applies it."""
+    if model_type == "llama":
+        return [None] * layers
+    window = config.get("sliding_window", FAMILIES[model_type].sliding_window)
+    qwen = model_type in ("qwen2", "qwen3")
+    if window is None or (qwen and not config.get("use_sliding_window", False)):
+        return [None] * layers
+    types = config.get("layer_types")  # AutoConfig turns a mistral with layer_types into a ministral
+    if types is None:
+        first = config.get("max_window_layers", 28) if qwen else 0
+        return [window if layer >= first else None for layer in range(layers)]
+    if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
+        raise InvalidShapeError(f"layer_types must name sliding_attention or full_attention per layer ({layers}), got {types}")
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def minimal_pattern(windows: list[int | None]) -> str:
+    """The shortest string of L and S that gives `windows` when tiled over the layers."""
+    letters = "".join("S" if window else "L" for window in windows)
+    for period in range(1, len(letters) + 1):
+        if all(letter == letters[i % period] for i, letter in enumerate(letters)):
+            return letters[:period]
+    return "L"
+
+
+def _from_opt(config: Mapping[str, Any]) -> Architecture:
+    """OPT: learned positions (offset 2), LayerNorm, biases, plain MLP, tied embeddings."""
+    hidden, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
+    if config.get("word_embed_proj_dim", hidden) not in (hidden, None) or not config.get("do_layer_norm_before", True):
+        raise InvalidShapeError(
+            "this OPT projects its embeddings or normalises after the block (as opt-350m): not modelled; use another size"
+        )
+    if not config.get("layer_norm_elementwise_affine", True) or config.get("_remove_final_layer_norm", False):
+        raise InvalidShapeError("this OPT has layer norms without weights or no final layer norm, which is not modelled")
+    if hidden % heads:
+        raise InvalidShapeError(f"OPT needs hidden_size ({hidden}) to be a multiple of num_attention_heads ({heads})")
+    bias = bool(config.get("enable_bias", True))
+    positions = config.get("max_position_embeddings", FAMILIES["opt"].max_position_embeddings)
+    return Architecture(
+        hidden_size=hidden,
+        intermediate_size=_required(config, "ffn_dim"),
+        num_hidden_layers=_required(config, "num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        vocab_size=_required(config, "vocab_size"),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
+        gated_mlp=False,
+        rms_norm=False,
+        attention_bias=bias,
+        attention_output_bias=bias,
+        mlp_bias=bias,
+        learned_positions=positions + 2,  # OPTLearnedPositionalEmbedding reserves two rows
+        max_position_embeddings=positions,
+        model_type="opt",
+    )
+
+
+def to_hf_config(arch: Architecture, **extra: Any) -> dict[str, Any]:
+    """A config.json that AutoConfig and AutoModelForCausalLM load, and `from_hf_config` reads back as `arch`.
+
+    A trimmed head is written as a full untied one (the shape every engine loads). `extra` (token ids, rms_norm_eps, dtype, a
+    target's rope_parameters, ...) overrides what is written here. Raises InvalidShapeError when no family can hold the shape.
+    """
+    full = arch.replace(draft_vocab_size=None, tie_word_embeddings=arch.tie_word_embeddings and not arch.trimmed)
+    for model_type in dict.fromkeys((arch.model_type, *FAMILIES)):
+        config = _config_in(full, model_type) if model_type in FAMILIES else None
+        if config is not None and _same_shape(config, full):
+            break
+    else:
+        raise InvalidShapeError(f"no Hugging Face model family can hold this shape: {arch.label()}")
+    config |= extra
+    if from_hf_config(config) != arch:
+        config["archsearch"] = {**extra.get("archsearch", {}), "architecture": arch.to_dict()}
+    return config
+
+
+def _config_in(arch: Architecture, model_type: str) -> dict[str, Any] | None:
+    """`arch` in a family's own field names; None where the family's config class would refuse it. It may still lose something."""
+    common: dict[str, Any] = {
+        "architectures": [FAMILIES[model_type].causal_lm],
+        "model_type": model_type,
+        "vocab_size": arch.vocab_size,
+        "hidden_size": arch.hidden_size,
+        "num_hidden_layers": arch.num_hidden_layers,
+        "num_attention_heads": arch.num_attention_heads,
+        "max_position_embeddings": arch.max_position_embeddings,
+        "tie_word_embeddings": arch.tie_word_embeddings,
+    }
+    if model_type in ("llama", "opt") and arch.hidden_size % arch.num_attention_heads:
+        return None
+    if model_type == "opt":
+        return common | {
+            "ffn_dim": arch.intermediate_size,
+            "word_embed_proj_dim": arch.hidden_size,
+            "do_layer_norm_before": True,
+            "enable_bias": arch.attention_bias,
+        }
+    config = common | {
+        "intermediate_size": arch.intermediate_size,
+        "num_key_value_heads": arch.num_key_value_heads,
+        "head_dim": arch.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        # Both places: transformers 5 reads rope_parameters, older readers (and vLLM releases on them) the top level.
+        "rope_theta": arch.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": arch.rope_theta},
+    }
+    windows = arch.windows()
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    window = arch.sliding_window if any(windows) else None
+    match model_type:
+        case "llama":
+            config |= {"attention_bias": arch.attention_bias, "mlp_bias": arch.mlp_bias}
+        case "mistral":
+            config |= {"sliding_window": window}
+        case "ministral":
+            config |= {"sliding_window": window, "layer_types": kinds}
+        case _:
+            config |= {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": kinds}
+            if model_type == "qwen3":
+                config["attention_bias"] = arch.attention_bias
+    return config
+
+
+def _same_shape(config: Mapping[str, Any], arch: Architecture) -> bool:
+    """Whether `config` reads back as `arch`, up to its family's name and how its window pattern is spelt."""
+    read = from_hf_config(config)
+    spelling = {"model_type": read.model_type, "window_pattern": read.window_pattern, "sliding_window": read.sliding_window}
+    return read.windows() == arch.windows() and read == arch.replace(**spelling)
+
+
+def read_architecture(path: Path) -> Architecture:
+    """The Architecture of a model folder or of a config.json file.
+
+    Raises ArchsearchError when there is no config.json, it is not JSON, or it describes a model that is not supported.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.is_file():
+        raise ArchsearchError(f"no config.json in {path}; give a model folder that holds one, or a catalogue name")
+    config = read_json(file, "model config")
+    if not isinstance(config, Mapping):
+        raise ArchsearchError(f"model config {file} must be a JSON object, got {type(config).__name__}")
+    try:
+        return from_hf_config(config)
+    except InvalidShapeError as error:
+        raise InvalidShapeError(f"{file}: {error}") from None

@@ -1,0 +1,103 @@
+"""`Device`: datasheet facts of the hardware, one YAML file each in `devices/`. Facts only; nothing here looks at this machine."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from archsearch.errors import ArchsearchError
+from archsearch.workload import dtype_name
+
+_FOLDER = Path(__file__).parent / "devices"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One processor as its vendor describes it (dense peaks, never the sparse ones).
+
+    `name`: exactly what NVML prints. `memory_bytes`: what the driver reports where known. `flops_per_s`: peak by dtype name;
+    a dtype that is missing is not supported. `sustained_flops_per_s`: the best a GEMM was measured to reach, by dtype.
+    `last_level_cache_bytes`: None where unknown. `link_bytes_per_s`: per direction to a neighbour, 0 without a link.
+    `unverified`: fields whose source is weak. `native_bf16`: the processor multiplies bfloat16 itself.
+    """
+
+    key: str
+    name: str
+    kind: str
+    architecture: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(hash=False)
+    vendor: str = ""
+    aliases: tuple[str, ...] = ()
+    last_level_cache_bytes: int | None = None
+    link_bytes_per_s: float = 0.0
+    sustained_flops_per_s: Mapping[str, float] = field(default_factory=dict, hash=False)
+    multiprocessors: int | None = None
+    compute_capability: str | None = None
+    threads: int | None = None
+    native_bf16: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    unverified: tuple[str, ...] = ()
+    note: str = ""
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Peak for `dtype` (any alias); ArchsearchError names what the device supports."""
+        name = dtype_name(dtype)
+        if name not in self.flops_per_s:
+            raise ArchsearchError(f"{self.key} does not compute in {name}; use one of {', '.join(self.flops_per_s)}")
+        return self.flops_per_s[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for run.yaml and profiles."""
+        data: dict[str, Any] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            data[name] = dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Device:
+        values = dict(data)
+        for name in ("flops_per_s", "sustained_flops_per_s", "sources"):
+            values[name] = dict(values.get(name) or {})
+        for name in ("aliases", "unverified"):
+            values[name] = tuple(values.get(name) or ())
+        return cls(**values)
+
+
+def roofline_s(device: Device, flops: float, bytes: float, dtype: str) -> float:
+    """Seconds that `flops` and `bytes` of memory traffic take at least: the slower of the two (Williams et al. 2009)."""
+    return max(flops / device.peak_flops_per_s(dtype), bytes / device.bandwidth_bytes_per_s)
+
+
+@cache
+def devices() -> Mapping[str, Device]:
+    """Every known device by key."""
+    loaded = (Device.from_dict(yaml.safe_load(file.read_text(encoding="utf-8"))) for file in sorted(_FOLDER.glob("*.yaml")))
+    return MappingProxyType({device.key: device for device in loaded})
+
+
+def device_keys() -> list[str]:
+    return list(devices())
+
+
+def load_device(name: str) -> Device:
+    """The device with this key or alias (case does not matter); ArchsearchError with the closest names when there is none.
+
+    CPUs are not in the table: `archsearch.hardware.identify.resolve_device` knows `cpu`.
+    """
+    wanted = name.strip().lower()
+    by_name = {alias: device for device in devices().values() for alias in (device.key, *device.aliases)}
+    if wanted in by_name:
+        return by_name[wanted]
+    close = difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.4)
+    hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list devices`"
+    raise ArchsearchError(f"no device called {name!r}; {hint}")

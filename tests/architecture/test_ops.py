@@ -1,0 +1,88 @@
+"""The list of kernels agrees with the parameter count, and splits and windows as it should."""
+
+import pytest
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import layer_params, norm_params, parameters
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, forward_ops, head_ops, layer_ops
+from archsearch.errors import InvalidShapeError
+
+GQA = Architecture(512, 1408, 6, 8, 4, 64, 1000)
+OPT = Architecture(
+    512, 2048, 4, 8, 8, 64, 1000, tie_word_embeddings=True, gated_mlp=False, rms_norm=False, learned_positions=130
+)
+
+
+def gemms(ops):
+    return [op for op in ops if isinstance(op, Gemm)]
+
+
+def total(counts, kind, what):
+    return sum(count * getattr(op, what)() for op, count in counts.items() if isinstance(op, kind))
+
+
+@pytest.mark.parametrize("arch", [GQA, OPT, GQA.replace(num_key_value_heads=1, head_dim=128)], ids=["gqa", "opt", "mqa"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_gemms_hold_every_weight_and_cost_two_flops_each(arch, fused):
+    counts = forward_ops(arch, batch=2, tokens=3, context=50, fused=fused)
+    layers = arch.num_hidden_layers
+    weights = layers * (layer_params(arch) - 2 * norm_params(arch)) + arch.head_rows * arch.hidden_size
+    assert total(counts, Gemm, "weight_elements") == weights
+    assert total(counts, Gemm, "flops") == 2 * 6 * weights
+
+
+def test_fusing_joins_qkv_and_gate_up():
+    plain, fused = (gemms(layer_ops(GQA, batch=1, tokens=1, context=9, window=None, fused=flag)) for flag in (False, True))
+    assert len(plain) == 7 and len(fused) == 4
+    assert fused[0] == Gemm(1, 8 * 64 + 2 * 4 * 64, 512)
+    assert Gemm(1, 2 * 1408, 512) in fused
+
+
+def test_opt_has_a_plain_mlp_and_no_rope():
+    ops = layer_ops(OPT, batch=1, tokens=1, context=9, window=None)
+    assert len(gemms(ops)) == 6
+    assert not any(isinstance(op, Elementwise) and op.name == "rope" for op in ops)
+
+
+def test_a_trimmed_head_is_smaller():
+    assert gemms(head_ops(GQA.replace(draft_vocab_size=100), batch=2, tokens=5)) == [Gemm(10, 100, 512)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallel_splits_the_work(ranks):
+    whole, part = (layer_ops(GQA, batch=1, tokens=4, context=64, window=None, ranks=n) for n in (1, ranks))
+    whole_flops, part_flops = (sum(op.flops() for op in ops if hasattr(op, "flops")) for ops in (whole, part))
+    assert part_flops * ranks == whole_flops
+    assert [op for op in part if isinstance(op, AllReduce)] == [AllReduce(4 * 512, ranks)] * 2
+    assert not any(isinstance(op, AllReduce) for op in whole)
+
+
+def test_kv_heads_are_replicated_beyond_their_number():
+    ops = layer_ops(GQA, batch=1, tokens=1, context=64, window=None, ranks=8)
+    attention = next(op for op in ops if isinstance(op, Attention))
+    assert (attention.q_heads, attention.kv_heads) == (1, 1)
+
+
+def test_tensor_parallel_that_does_not_divide():
+    with pytest.raises(InvalidShapeError, match="num_attention_heads"):
+        forward_ops(GQA, batch=1, tokens=1, context=1, ranks=3)
+
+
+def test_windows_cut_what_attention_reads():
+    assert Attention(1, 1, 99, 8, 4, 64).keys() == 100
+    assert Attention(1, 1, 99, 8, 4, 64, window=16).keys() == 16  # the new token and the 15 before it
+    assert Attention(1, 5, 99, 8, 4, 64, window=16).keys() == 20  # 5 queries see overlapping windows of 16
+    assert Attention(1, 1, 3, 8, 4, 64, window=16).keys() == 4
+    assert Attention(2, 1, 99, 8, 4, 64).kv_elements() == 2 * 2 * 100 * 4 * 64
+    assert Attention(2, 3, 97, 8, 4, 64).flops() == 4 * 2 * 3 * 100 * 8 * 64
+
+
+def test_layers_are_counted_by_window():
+    arch = GQA.replace(window_pattern="SSL", sliding_window=16)
+    counts = forward_ops(arch, batch=1, tokens=1, context=99)
+    by_window = {op.window: count for op, count in counts.items() if isinstance(op, Attention)}
+    assert by_window == {16: 4, None: 2}
+    plain = forward_ops(GQA, batch=1, tokens=1, context=99)
+    assert total(counts, Gemm, "flops") == total(plain, Gemm, "flops")
+    assert total(counts, Attention, "flops") < total(plain, Attention, "flops")
+    assert parameters(arch) == parameters(GQA)
