@@ -1,0 +1,132 @@
+"""The contract of acceptance estimators, and the values that go in and come out.
+
+An estimator follows scikit-learn's manners: the constructor only stores its arguments, `fit` learns from measured drafts and
+returns itself, `predict` answers for a shape. What differs between estimators (prior, measured, supernet, ...) is where they
+look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from archsearch import speedup
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyCoverage:
+    """Which share of the user's tokens the `rows` most frequent tokens hold: sorted (rows, share) points."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        rows = [point[0] for point in self.points]
+        shares = [point[1] for point in self.points]
+        rising = bool(rows) and rows == sorted(set(rows)) and shares == sorted(shares)
+        if not rising or rows[0] < 1 or shares[0] < 0 or shares[-1] > 1:
+            raise ArchsearchError(f"coverage needs rising points (rows, share between 0 and 1), got {list(self.points)}")
+
+    def share(self, rows: int) -> float:
+        """Coverage of a head with `rows` rows; linear in log2(rows) between points, towards nothing at 1 row below them."""
+        previous = (1, 0.0)
+        for point in self.points:
+            if rows <= point[0]:
+                if rows <= previous[0] or point[0] == previous[0]:
+                    return point[1] if rows >= point[0] else previous[1]
+                position = math.log2(rows / previous[0]) / math.log2(point[0] / previous[0])
+                return previous[1] + position * (point[1] - previous[1])
+            previous = point
+        return previous[1]
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[int, int] | Sequence[int], sizes: Iterable[int]) -> VocabularyCoverage:
+        """Coverage of the user's text: `counts` per token id (mapping or list), read at each of `sizes` rows.
+
+        The same text picks the rows and is covered by them, so on a short text the shares are optimistic; count on text that the
+        head was not chosen from where there is some.
+        """
+        values = sorted(counts.values() if isinstance(counts, Mapping) else counts, reverse=True)
+        total = sum(values)
+        if total <= 0:
+            raise ArchsearchError("no tokens were counted; give a text with at least one token")
+        return cls(tuple((size, sum(values[:size]) / total) for size in sorted(set(sizes))))
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceContext:
+    """What acceptance depends on besides the draft's shape.
+
+    `domain`: which text (a key of the prior's intercepts); `coverage`: known for the user's own text, None otherwise; `target`:
+    caps what size can bring (a draft does not agree more with a target by outgrowing it).
+    """
+
+    target: Architecture | None = None
+    temperature: float = 0.0
+    context_len: int = 512
+    domain: str = "narrow"
+    coverage: VocabularyCoverage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceObservation:
+    """A measured draft: its shape, its alpha (with the std over prompts) and where that was."""
+
+    architecture: Architecture
+    alpha: Estimate
+    context: AcceptanceContext = field(default_factory=AcceptanceContext)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """alpha at the first position and its drift along the block (logit per position; 0 gives the closed form of tau)."""
+
+    alpha: Estimate
+    drift: Estimate = Estimate(0.0, 0.0, "given")
+
+    def positions(self, gamma: int) -> list[float]:
+        """Conditional acceptance at positions 1..gamma."""
+        return speedup.drifting_positions(self.alpha.value, self.drift.value, gamma)
+
+    def tau(self, gamma: int) -> Estimate:
+        return speedup.tau_estimate(self.alpha, gamma, self.drift)
+
+
+class AcceptanceEstimator(Protocol):
+    """What the search asks of every rung of the acceptance ladder."""
+
+    def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
+        """Learn from measured drafts; calling it again starts afresh."""
+        ...
+
+    def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
+        """alpha with its absolute std."""
+        ...
+
+    def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
+        """Std of logit(alpha of first) - logit(alpha of second): what ranks; errors that both share cancel."""
+        ...
+
+
+@dataclass(frozen=True)
+class GivenAcceptance:
+    """The same alpha for every shape (`--alpha 0.75`): the latency decides alone."""
+
+    alpha: float
+    std: float = 0.0
+
+    def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
+        """Nothing to learn: the user said so."""
+        return self
+
+    def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ArchsearchError(f"alpha must lie between 0 and 1, got {self.alpha}")
+        return Acceptance(Estimate(self.alpha, self.std, "given"))
+
+    def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
+        return 0.0

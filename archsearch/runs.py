@@ -1,0 +1,332 @@
+"""The run folder: what was asked, by which code, and what came out.
+
+    runs/<id>/run.yaml               arguments, code, packages, device, profile hash, space, seed: enough to repeat the run
+              trials.csv             one row per trial
+              journal.log            Optuna's storage (unless --storage names another)
+              best/<rank>/           score.json, config.json, speculative_config.json, confirmed.json once confirmed
+              report.html
+
+Every file is written atomically, so a killed process leaves the previous version or the new one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch import __version__, files
+from archsearch.errors import ArchsearchError
+from archsearch.paths import package_dir
+from archsearch.search.objective import Score
+
+SCHEMA_VERSION: Final = 1
+PACKAGES: Final = ("numpy", "optuna", "scikit-learn", "torch", "transformers", "vllm")
+# Arguments that a continued run may change: they say how far to go, not what is searched.
+FREE_ARGUMENTS: Final = ("trials", "confirm", "json", "run", "engine", "quiet")
+CONFIRMED_FIELDS: Final = (
+    "engine", "engine_version", "prompts", "gamma", "alpha", "accepted_by_position", "tau", "baseline_tokens_per_s",
+    "tokens_per_s", "speedup", "predicted_speedup", "relative_error", "identical_output",
+)  # fmt: skip
+_REQUIRED: Final = ("schema_version", "created", "arguments", "code", "packages", "device", "profile", "space", "seed")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists. `info` is what run.yaml holds."""
+
+    path: Path
+    info: dict[str, Any] = field(repr=False)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return self.info["arguments"]
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.yaml"
+
+    @property
+    def trials_file(self) -> Path:
+        return self.path / "trials.csv"
+
+    @property
+    def storage_file(self) -> Path:
+        return self.path / "journal.log"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    def best_dir(self, rank: int) -> Path:
+        return self.path / "best" / str(rank)
+
+    def ranks(self) -> list[int]:
+        """Ranks that hold a score, ascending."""
+        folder = self.path / "best"
+        names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
+        return sorted(int(name) for name in names if name.isdigit() and (folder / name / "score.json").is_file())
+
+    # -- writing --------------------------------------------------------------------------------------------------------------
+
+    def write_trials(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """trials.csv; the columns are those of all rows, in the order in which they first appear."""
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        files.write_text(self.trials_file, text.getvalue())
+
+    def write_best(
+        self, score: Score, config: Mapping[str, Any] | None = None, speculative_config: Mapping[str, Any] | None = None
+    ) -> Path:
+        """best/<rank>/ of a ranked score; the folder.
+
+        Where another shape held this rank before, its folder is renamed to best/replaced-<n>: weights and measurements of one
+        shape must neither be lost nor pass for another's.
+        """
+        if score.rank is None:
+            raise ValueError("the score has no rank")
+        folder = self.best_dir(score.rank)
+        if (folder / "score.json").is_file():
+            before = files.read_json(folder / "score.json", "score").get("architecture")
+            if before != score.architecture.to_dict():
+                _set_aside(folder)
+        files.write_json(folder / "score.json", score.to_dict())
+        if config is not None:
+            files.write_json(folder / "config.json", config)
+        if speculative_config is not None:
+            files.write_json(folder / "speculative_config.json", speculative_config)
+        return folder
+
+    def write_confirmed(self, rank: int, confirmed: Mapping[str, Any]) -> Path:
+        """confirmed.json of a rank. Fields beyond CONFIRMED_FIELDS are kept; a missing one is a bug."""
+        missing = [name for name in CONFIRMED_FIELDS if name not in confirmed]
+        if missing:
+            raise ValueError(f"confirmed.json lacks {', '.join(missing)}")
+        self.score(rank)
+        path = self.best_dir(rank) / "confirmed.json"
+        files.write_json(path, dict(confirmed))
+        return path
+
+    # -- reading --------------------------------------------------------------------------------------------------------------
+
+    def score(self, rank: int) -> Score:
+        """The score at `rank`; ArchsearchError names the ranks that exist."""
+        path = self.best_dir(rank) / "score.json"
+        if not path.is_file():
+            known = ", ".join(map(str, self.ranks())) or "none yet: the search has not finished"
+            raise ArchsearchError(f"run {self.path} has no rank {rank}; ranks: {known}")
+        return Score.from_dict(files.read_json(path, "score"))
+
+    def scores(self) -> list[Score]:
+        return [self.score(rank) for rank in self.ranks()]
+
+    def confirmed(self, rank: int) -> dict[str, Any] | None:
+        """confirmed.json of a rank, None where it has not been confirmed."""
+        path = self.best_dir(rank) / "confirmed.json"
+        return files.read_json(path, "confirmation") if path.is_file() else None
+
+    def trials(self) -> list[dict[str, str]]:
+        """The rows of trials.csv as text; empty before the first write."""
+        if not self.trials_file.is_file():
+            return []
+        with self.trials_file.open(encoding="utf-8", newline="") as handle:
+            return list(csv.DictReader(handle))
+
+    def summary_row(self) -> tuple[str, ...]:
+        """For `archsearch list runs`: path, target, device, complete trials, best predicted speed-up, confirmed speed-up or no."""
+        shown, here = self.path.resolve(), Path.cwd().resolve()
+        path = shown.relative_to(here) if shown.is_relative_to(here) else shown
+        complete = sum(row.get("state") == "COMPLETE" for row in self.trials())
+        asked = (str(path), str(self.arguments.get("target", "")), str(self.info["device"].get("key", "")), str(complete))
+        try:
+            best = max((score.speedup.value for score in self.scores()), default=None)
+            found = [data["speedup"] for data in map(self.confirmed, self.ranks()) if data is not None]
+        except ArchsearchError:  # one damaged file must not hide the other runs
+            return (*asked, "broken", "broken")
+        measured = max((value["value"] if isinstance(value, Mapping) else value for value in found), default=None)
+        return (*asked, "none yet" if best is None else f"{best:.2f}x", "no" if measured is None else f"{measured:.2f}x")
+
+
+def create_run(
+    base: Path,
+    arguments: Mapping[str, Any],
+    *,
+    space: Mapping[str, Any],
+    seed: int,
+    device: Mapping[str, Any] | None = None,
+    profile: Mapping[str, Any] | None = None,
+    path: Path | None = None,
+) -> Run:
+    """A new run folder with its run.yaml.
+
+    `path`: the folder itself (--run); otherwise <base>/<UTC time>-<target>. `profile`: {"folder", "hash"}. Values must be plain
+    (text, numbers, lists, mappings); Paths become text.
+    """
+    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{_slug(str(arguments.get('target', 'run')))}"
+    if path is not None:
+        if (path / "run.yaml").exists():
+            raise ArchsearchError(f"{path} already holds a run; continue it with the same arguments or choose another --run")
+        folder = path
+    else:
+        folder = base / name
+    counter = 1
+    while path is None:
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            counter += 1
+            folder = base / f"{name}-{counter}"
+        except OSError as error:
+            raise ArchsearchError(f"cannot make {folder}: {error.strerror or error}; choose a folder you can write to") from error
+    info = {
+        "schema_version": SCHEMA_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "arguments": _plain(arguments),
+        "code": {"version": __version__, "commit": git_commit()},
+        "packages": package_versions(),
+        "device": _plain(device or {}),
+        "profile": _plain(profile or {}),
+        "space": _plain(space),
+        "seed": seed,
+    }
+    _write_yaml(folder / "run.yaml", info)
+    return Run(folder, info)
+
+
+def open_run(path: Path) -> Run:
+    """The run in `path`. ArchsearchError where there is none (names those beside it) or its run.yaml is broken."""
+    import yaml
+
+    run_file = path / "run.yaml"
+    if not run_file.is_file():
+        found = [run.path.name for run in list_runs(path.parent)]
+        beside = f"runs in {path.parent}: {', '.join(found[:5])}" if found else "make one with: archsearch search"
+        what = "is no run folder (run.yaml is missing)" if path.is_dir() else "does not exist"
+        raise ArchsearchError(f"run {path} {what}; {beside}")
+    try:
+        info = yaml.safe_load(run_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArchsearchError(f"{run_file} cannot be read ({reason}); restore it or start a new run") from error
+    missing = [key for key in _REQUIRED if not isinstance(info, dict) or key not in info]
+    if missing:
+        raise ArchsearchError(f"{run_file} is broken: {', '.join(missing)} missing; restore it or start a new run")
+    if info["schema_version"] != SCHEMA_VERSION:
+        found_version = info["schema_version"]
+        raise ArchsearchError(f"{run_file} has schema version {found_version}, this archsearch reads {SCHEMA_VERSION}")
+    return Run(path, info)
+
+
+def resume_run(
+    path: Path,
+    arguments: Mapping[str, Any],
+    *,
+    space: Mapping[str, Any],
+    seed: int,
+    profile: Mapping[str, Any] | None = None,
+    free: Iterable[str] = FREE_ARGUMENTS,
+) -> Run:
+    """Open the run in `path` to continue it; refused, with what differs, where it was asked something else.
+
+    Arguments in `free` may differ, and so may where the profile lies; its hash, the space and the seed may not.
+    """
+    run = open_run(path)
+    ignored = set(free)
+    before, now = run.arguments, _plain(arguments)
+    differences = [
+        f"{name} was {before.get(name)!r}, now {now.get(name)!r}"
+        for name in dict.fromkeys((*before, *now))
+        if name not in ignored and before.get(name) != now.get(name)
+    ]
+    if run.info["seed"] != seed and not any(text.startswith("seed ") for text in differences):
+        differences.append(f"seed was {run.info['seed']}, now {seed}")
+    if run.info["space"] != _plain(space):
+        differences.append("the search space's file has changed")
+    was, current = run.info["profile"].get("hash"), (profile or {}).get("hash")
+    if was != current:
+        differences.append(f"the profile's hash was {was}, now {current}")
+    if differences:
+        reasons = "; ".join(differences)
+        raise ArchsearchError(f"run {path} cannot be continued: {reasons}; use the same arguments or another --run")
+    return run
+
+
+def list_runs(base: Path = Path("runs")) -> list[Run]:
+    """Runs in `base`, newest first; folders that are none, and broken ones, are left out."""
+    runs = []
+    for run_file in base.glob("*/run.yaml"):
+        try:
+            runs.append(open_run(run_file.parent))
+        except ArchsearchError:
+            continue
+    return sorted(runs, key=lambda run: (str(run.info["created"]), run.path.name), reverse=True)
+
+
+def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Versions of python and of what is installed of `names`, without importing them."""
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout this package runs from, "+changes" where it was edited; None outside a checkout."""
+    root = package_dir().parent
+    if not (root / ".git").exists():
+        return None
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        answers = [
+            subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=10, env=environment)
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if answers[0].returncode:
+        return None
+    return answers[0].stdout.strip() + ("+changes" if answers[1].stdout.strip() else "")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", Path(text).name or "run").strip("-.") or "run"
+
+
+def _plain(value: Any) -> Any:
+    """Text, numbers, lists and mappings only, so that YAML reads back what was written."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | bool | int | float) or value is None:
+        return value
+    return str(value)
+
+
+def _write_yaml(path: Path, data: Mapping[str, Any]) -> None:
+    import yaml
+
+    files.write_text(path, yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True))
+
+
+def _set_aside(folder: Path) -> None:
+    number = 1
+    while (folder.parent / f"replaced-{number}").exists():
+        number += 1
+    folder.rename(folder.parent / f"replaced-{number}")

@@ -1,0 +1,275 @@
+"""Where latency, acceptance and memory meet: the score of a draft. Pure: the same arguments give the same Score.
+
+`Scorer` holds what all candidates of one search share (the target's decode, verify and overhead times are asked once per gamma);
+`score` is the same for one draft.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Protocol
+
+from archsearch import speedup as speculation
+from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import kv_bytes_per_token, kv_cache_bytes, parameters
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.search.space import Limits
+from archsearch.workload import Workload
+
+
+class Latency(Protocol):
+    """What the score asks of a latency model; `archsearch.latency.model.LatencyModel` is the real one."""
+
+    def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
+        """One target pass on 1 token per sequence."""
+        ...
+
+    def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """One target pass on gamma + 1 tokens per sequence."""
+        ...
+
+    def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """The draft's time for all gamma tokens."""
+        ...
+
+    def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """What the engine adds to each round; may be 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What is predicted for a draft at its best gamma; the fields of score.json.
+
+    `gamma` is the best of 1..max_gamma even where `speedup` stays below 1 (`pays` is False then: run the target alone).
+    `kv_bytes_per_token`: of the draft. `break_even_alpha`: None where no alpha would make the draft pay. Times in seconds.
+    """
+
+    rank: int | None
+    architecture: Architecture
+    parameters: int
+    gamma: int
+    alpha: Estimate
+    tau: Estimate
+    draft_s: Estimate
+    decode_s: Estimate
+    verify_s: Estimate
+    speedup: Estimate
+    tpot_s: Estimate
+    kv_bytes_per_token: int
+    break_even_alpha: Estimate | None
+
+    @property
+    def pays(self) -> bool:
+        return self.speedup.value > 1.0
+
+    def with_rank(self, rank: int) -> Score:
+        return replace(self, rank=rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """score.json: uncertain numbers as {"value", "std", "source"}."""
+        result: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            result[field.name] = value.to_dict() if isinstance(value, Estimate | Architecture) else value
+        return result
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Score:
+        """Read back `to_dict`; ArchsearchError names fields that are missing or unknown."""
+        names = [field.name for field in fields(cls)]
+        odd = set(names) ^ set(data)
+        if odd:
+            raise ArchsearchError(f"a score has the fields {', '.join(names)}; missing or unknown: {', '.join(sorted(odd))}")
+        values = dict(data)
+        values["architecture"] = Architecture.from_dict(data["architecture"])
+        for name in ESTIMATES:
+            values[name] = None if data[name] is None else Estimate.from_dict(data[name])
+        return cls(**values)
+
+
+ESTIMATES: Final = ("alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha")
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The target's side of a round at one gamma."""
+
+    verify_s: Estimate
+    overhead_s: Estimate
+
+
+class Scorer:
+    """Scores drafts of one target under one workload. Calling it is pure; it only remembers the target's times."""
+
+    def __init__(
+        self,
+        target: Architecture,
+        workload: Workload,
+        latency: Latency,
+        acceptance: AcceptanceEstimator,
+        *,
+        max_gamma: int = 8,
+        gammas: Sequence[int] | None = None,
+        domain: str = "narrow",
+        coverage: VocabularyCoverage | None = None,
+        limits: Limits | None = None,
+        target_correlation: float = 0.0,
+    ) -> None:
+        """`gammas`: the ones to choose from (default 1..max_gamma); `target_correlation`: see `speedup.speedup_estimate`."""
+        self.gammas = tuple(gammas) if gammas is not None else tuple(range(1, max_gamma + 1))
+        if not self.gammas or min(self.gammas) < 1:
+            raise ArchsearchError(f"gamma must be at least 1, got {list(self.gammas)}")
+        self.target, self.workload, self.latency, self.acceptance = target, workload, latency, acceptance
+        self.limits = limits or Limits()
+        self.target_correlation = target_correlation
+        self.context = AcceptanceContext(target, workload.temperature, workload.context_len, domain, coverage)
+        self.decode_s = latency.decode_s(target, workload)
+        self._rounds = {
+            gamma: _Round(latency.verify_s(target, workload, gamma), latency.overhead_s(target, workload, gamma))
+            for gamma in self.gammas
+        }
+
+    def __call__(self, draft: Architecture) -> Score:
+        acceptance = self.acceptance.predict(draft, self.context)
+        alpha, drift = acceptance.alpha, acceptance.drift
+        positions = speculation.drifting_positions(alpha.value, drift.value, max(self.gammas))
+        reach = speculation.accepted_by_position(positions)
+        return self._best(draft, alpha, lambda gamma: 1.0 + math.fsum(reach[:gamma]), lambda gamma: speculation.tau_estimate(alpha, gamma, drift))
+
+    def measured(
+        self, draft: Architecture, alpha: Estimate, taus: Mapping[int, Estimate], *, gammas: Sequence[int] | None = None
+    ) -> Score:
+        """The score of a draft whose tau was measured for each gamma (a replayed trace, an engine's counts): no closed form.
+
+        `gammas`: the ones to choose from (default: all of this scorer's that were measured).
+        """
+        known = [gamma for gamma in (gammas or self.gammas) if gamma in taus]
+        if not known:
+            raise ArchsearchError(f"tau was measured for gamma {sorted(taus)}, not for any of {list(gammas or self.gammas)}")
+        return self._best(draft, alpha, lambda gamma: taus[gamma].value, lambda gamma: taus[gamma], known)
+
+    def at_context(self, context_len: int) -> Scorer:
+        """The same scorer with another number of tokens in the KV cache."""
+        return Scorer(
+            self.target, replace(self.workload, context_len=context_len), self.latency, self.acceptance, gammas=self.gammas,
+            domain=self.context.domain, coverage=self.context.coverage, limits=self.limits, target_correlation=self.target_correlation,
+        )  # fmt: skip
+
+    def _best(
+        self, draft: Architecture, alpha: Estimate, tokens_of: Callable[[int], float], tau_of: Callable[[int], Estimate],
+        gammas: Sequence[int] | None = None,
+    ) -> Score:
+        """The Score at the gamma with the highest speed-up; `tokens_of` is the cheap mean of `tau_of`."""
+        decode_s = self.decode_s.value
+        best_gain, best_gamma, best_draft = -math.inf, 0, None
+        for gamma in gammas or self.gammas:
+            if gamma not in self._rounds:
+                verify = self.latency.verify_s(self.target, self.workload, gamma)
+                self._rounds[gamma] = _Round(verify, self.latency.overhead_s(self.target, self.workload, gamma))
+            target_side = self._rounds[gamma]
+            draft_s = self.latency.draft_s(draft, self.workload, gamma)
+            tokens = tokens_of(gamma)
+            gain = speculation.speedup(tokens, decode_s, draft_s.value, target_side.verify_s.value, target_side.overhead_s.value)
+            if gain > best_gain:
+                best_gain, best_gamma, best_draft = gain, gamma, draft_s
+        assert best_draft is not None
+        verify_s, overhead_s = self._rounds[best_gamma].verify_s, self._rounds[best_gamma].overhead_s
+        # overhead 0 says nothing about where the result came from
+        extra = overhead_s if overhead_s.value or overhead_s.std else None
+        tau = tau_of(best_gamma)
+        return Score(
+            rank=None,
+            architecture=draft,
+            parameters=parameters(draft),
+            gamma=best_gamma,
+            alpha=alpha,
+            tau=tau,
+            draft_s=best_draft,
+            decode_s=self.decode_s,
+            verify_s=verify_s,
+            speedup=speculation.speedup_estimate(tau, self.decode_s, best_draft, verify_s, extra, self.target_correlation),
+            tpot_s=speculation.tpot_estimate(tau, best_draft, verify_s, extra),
+            kv_bytes_per_token=kv_bytes_per_token(draft, self.workload.dtype_bytes),
+            break_even_alpha=speculation.break_even_estimate(best_gamma, self.decode_s, best_draft, verify_s, extra),
+        )
+
+    def constraints(self, draft: Architecture) -> dict[str, float]:
+        """How far the draft is over each limit, relative to it; feasible where all are <= 0 (Optuna's convention)."""
+        result = {}
+        if self.limits.max_parameters is not None:
+            result["max_parameters"] = parameters(draft) / self.limits.max_parameters - 1.0
+        if self.limits.max_memory_bytes is not None:
+            result["max_memory"] = draft_bytes(draft, self.workload) / self.limits.max_memory_bytes - 1.0
+        return result
+
+    def indistinguishable(self, scores: Sequence[Score]) -> list[list[Score]]:
+        """`indistinguishable` with this scorer's acceptance."""
+        return indistinguishable(scores, self.acceptance, self.context)
+
+
+def draft_bytes(draft: Architecture, workload: Workload) -> int:
+    """Memory of the draft: weights, and KV cache of batch_size sequences of context_len tokens, over all ranks."""
+    weights = parameters(draft) * workload.dtype_bytes
+    return weights + kv_cache_bytes(draft, workload.context_len, workload.dtype_bytes, workload.batch_size)
+
+
+def score(
+    draft: Architecture,
+    target: Architecture,
+    workload: Workload,
+    latency: Latency,
+    acceptance: AcceptanceEstimator,
+    *,
+    max_gamma: int = 8,
+    gammas: Sequence[int] | None = None,
+    domain: str = "narrow",
+    coverage: VocabularyCoverage | None = None,
+    target_correlation: float = 0.0,
+) -> Score:
+    """The score of one draft at its best gamma. For many drafts of one target make a `Scorer` once."""
+    scorer = Scorer(
+        target, workload, latency, acceptance,
+        max_gamma=max_gamma, gammas=gammas, domain=domain, coverage=coverage, target_correlation=target_correlation,
+    )  # fmt: skip
+    return scorer(draft)
+
+
+def difference_std(first: Score, second: Score, acceptance: AcceptanceEstimator, context: AcceptanceContext) -> float:
+    """Std of ln(speedup of first / speedup of second).
+
+    The target's times and what both alphas share cancel; what stays is the estimator's std of the difference of the logits and
+    the error of each draft's own time (taken as independent, which is cautious: one latency model prices both).
+    """
+    sensitivities = []
+    variance = 0.0
+    for item in (first, second):
+        alpha = item.alpha.value
+        slope = speculation.tau_slope(alpha, item.gamma) * alpha * (1.0 - alpha)
+        sensitivities.append(slope / item.tau.value)
+        variance += (item.draft_s.std / (item.tpot_s.value * item.tau.value)) ** 2
+    gap = acceptance.difference_std(first.architecture, second.architecture, context)
+    variance += (gap * sum(sensitivities) / 2) ** 2
+    return math.sqrt(variance)
+
+
+def indistinguishable(
+    scores: Sequence[Score], acceptance: AcceptanceEstimator, context: AcceptanceContext
+) -> list[list[Score]]:
+    """Groups, best first: each is led by the best score left and holds all that are not worse than it by more than the std of
+    the difference (`difference_std`). Inside a group the model cannot say which is faster: choose by memory, or measure.
+    """
+    rest = sorted(scores, key=lambda item: -item.speedup.value)
+    groups = []
+    while rest:
+        leader, others = rest[0], rest[1:]
+        group, rest = [leader], []
+        for item in others:
+            gap = math.log(leader.speedup.value / item.speedup.value)
+            (group if gap < difference_std(leader, item, acceptance, context) else rest).append(item)
+        groups.append(group)
+    return groups

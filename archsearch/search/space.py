@@ -1,0 +1,443 @@
+"""Search spaces: a YAML file becomes `trial.suggest_*` calls and Architectures.
+
+```yaml
+description: one line
+dimensions:                      # hidden_size and num_hidden_layers are required, the others default to the target's value
+  num_hidden_layers: {min: 1, max: 8}         # or with step
+  hidden_size: [256, 0.5x, target]            # numbers, fractions of the target's value, or "target"
+  ffn_ratio: [2, target]                      # intermediate_size / hidden_size, rounded to ffn_multiple
+  num_key_value_heads: [1, 3]                 # query heads = num_key_value_heads * kv_group_size
+  kv_group_size: [1, 3]
+  head_dim: [target]
+  window_pattern: [L, SSSL]                   # L full attention, S sliding; tiled over the layers
+  sliding_window: [512]
+  draft_vocab_size: [8192, target]            # "target": the full head
+  tie_word_embeddings: [true]                 # a trimmed head is never tied
+ffn_multiple: 64
+constraints:
+  max_parameters: 0.5x                        # of the draft; a number or a fraction of the target's
+  max_memory: 2GiB                            # of the draft: weights and KV cache
+  attention_width: [0.5, 2.0]                 # allowed query width (heads * head_dim) / hidden_size
+```
+
+Heads are sampled as KV heads, group size and head_dim and multiplied; what cannot be (query heads must divide the hidden size, as
+Hugging Face's Llama demands) is an `InvalidShape`, not an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import parameters
+from archsearch.errors import ArchsearchError
+from archsearch.paths import data_dir
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+# Order matters: it is the order in which a trial is asked.
+NUMERIC: Final = (
+    "num_hidden_layers", "hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim", "draft_vocab_size",
+)  # fmt: skip
+DIMENSIONS: Final = (*NUMERIC, "window_pattern", "sliding_window", "tie_word_embeddings")
+REQUIRED: Final = ("num_hidden_layers", "hidden_size")
+CONSTRAINTS: Final = ("max_parameters", "max_memory", "attention_width")
+TOP_LEVEL: Final = ("description", "dimensions", "ffn_multiple", "constraints")
+MEMORY_UNITS: Final = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+_FRACTION: Final = re.compile(r"^(\d+(?:\.\d+)?)x$")
+_MEMORY: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)$")
+# Relative hidden sizes are rounded to this, so that heads and kernels find something to divide.
+HIDDEN_MULTIPLE: Final = 32
+
+Value = int | float | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidShape:
+    """A combination of choices that no model can have, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension for one target: its choices in order. `ordered`: neighbours in the list are alike (numbers)."""
+
+    name: str
+    choices: tuple[Value, ...]
+    ordered: bool
+
+    @property
+    def step(self) -> int | None:
+        """The common difference where the choices are whole numbers at equal distances."""
+        values = self.choices
+        if not self.ordered or len(values) < 2 or not all(isinstance(value, int) for value in values):
+            return None
+        steps = {int(b) - int(a) for a, b in itertools.pairwise(values)}
+        return steps.pop() if len(steps) == 1 else None
+
+    @property
+    def parameter(self) -> str:
+        """Its name in Optuna. Uneven numbers are asked by index, so that the sampler knows which are neighbours."""
+        return self.name if not self.ordered or self.step or len(self.choices) == 1 else f"{self.name}_index"
+
+    def encode(self, index: int) -> Value:
+        return index if self.parameter != self.name else self.choices[index]
+
+    def decode(self, value: Value) -> int:
+        """The index of an Optuna parameter's value."""
+        return int(value) if self.parameter != self.name else self.choices.index(value)
+
+    def suggest(self, trial: BaseTrial) -> int:
+        """Ask the trial; the index of its choice."""
+        if len(self.choices) == 1:
+            return 0
+        if not self.ordered:
+            return self.choices.index(trial.suggest_categorical(self.parameter, list(self.choices)))
+        if self.step:
+            value = trial.suggest_int(self.parameter, int(self.choices[0]), int(self.choices[-1]), step=self.step)
+            return self.choices.index(value)
+        return trial.suggest_int(self.parameter, 0, len(self.choices) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a draft may take; None means no limit."""
+
+    max_parameters: int | None = None
+    max_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Dimensions with choices, absolute or relative to a target, and limits. Made by `load_space` or `from_dict`."""
+
+    name: str
+    description: str
+    choices: tuple[tuple[str, tuple[Value, ...]], ...]
+    ffn_multiple: int = 64
+    constraints: tuple[tuple[str, Any], ...] = ()
+
+    # -- for one target ------------------------------------------------------------------------------------------------------
+
+    def dimensions(self, target: Architecture) -> tuple[Dimension, ...]:
+        """The dimensions with choices made absolute; window_pattern and sliding_window become one dimension, `window`."""
+        return _dimensions(self, target)
+
+    def limits(self, target: Architecture) -> Limits:
+        limit = dict(self.constraints)
+        count = limit.get("max_parameters")
+        if isinstance(count, str):
+            count = _fraction(count) * parameters(target)
+        return Limits(None if count is None else int(count), limit.get("max_memory"))
+
+    def size(self, target: Architecture) -> int:
+        """Combinations of choices, valid or not: an upper bound on the shapes."""
+        return math.prod(len(dimension.choices) for dimension in self.dimensions(target))
+
+    def suggest(self, trial: BaseTrial, target: Architecture) -> Architecture | InvalidShape:
+        """Ask the trial for every dimension and build the shape. Every dimension is always asked, so the space never changes."""
+        return self.build(tuple(dimension.suggest(trial) for dimension in self.dimensions(target)), target)
+
+    def build(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:
+        """The shape of one choice per dimension (indices in the order of `dimensions`)."""
+        dimensions = self.dimensions(target)
+        picked = {dimension.name: dimension.choices[index] for dimension, index in zip(dimensions, indices, strict=True)}
+        hidden, head_dim = int(picked["hidden_size"]), int(picked["head_dim"])
+        kv_heads = int(picked["num_key_value_heads"])
+        heads = kv_heads * int(picked["kv_group_size"])
+        if hidden % heads:
+            return InvalidShape(f"hidden_size {hidden} is no multiple of {heads} heads")
+        if head_dim % 2:
+            return InvalidShape(f"rotary embeddings need an even head_dim, not {head_dim}")
+        low, high = dict(self.constraints).get("attention_width", (0.0, math.inf))
+        if not low <= heads * head_dim / hidden <= high:
+            return InvalidShape(f"attention of {heads} x {head_dim} is outside {low} to {high} times hidden_size {hidden}")
+        rows = int(picked["draft_vocab_size"])
+        trimmed = rows < target.vocab_size
+        pattern, window = _parse_window(str(picked["window"]))
+        multiple = self.ffn_multiple
+        return Architecture(
+            hidden_size=hidden,
+            intermediate_size=max(multiple, round(float(picked["ffn_ratio"]) * hidden / multiple) * multiple),
+            num_hidden_layers=int(picked["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=rows if trimmed else None,
+            tie_word_embeddings=bool(picked["tie_word_embeddings"]) and not trimmed,
+            window_pattern=pattern,
+            sliding_window=window,
+            max_position_embeddings=target.max_position_embeddings,
+            rope_theta=target.rope_theta,
+        )
+
+    def enumerate(self, target: Architecture) -> Iterator[Architecture]:
+        """Every valid shape within max_parameters, once, in the order of the file."""
+        limit = self.limits(target).max_parameters
+        seen: set[Architecture] = set()
+        for indices in itertools.product(*(range(len(dimension.choices)) for dimension in self.dimensions(target))):
+            shape = self.build(indices, target)
+            if isinstance(shape, InvalidShape) or shape in seen:
+                continue
+            seen.add(shape)
+            if limit is None or parameters(shape) <= limit:
+                yield shape
+
+    def check(self, target: Architecture) -> None:
+        """Raise ArchsearchError where no shape is valid for this target, with the commonest reason."""
+        if next(self.enumerate(target), None) is not None:
+            return
+        indices = itertools.product(*(range(len(dimension.choices)) for dimension in self.dimensions(target)))
+        shapes = (self.build(choice, target) for choice in itertools.islice(indices, 10_000))
+        reasons = [shape.reason for shape in shapes if isinstance(shape, InvalidShape)]
+        limit = self.limits(target).max_parameters
+        reason = max(set(reasons), key=reasons.count) if reasons else f"all have more than max_parameters ({limit:,})"
+        raise ArchsearchError(f"space {self.name} allows no valid shape for this target: {reason}; widen its dimensions")
+
+    # -- moving about -------------------------------------------------------------------------------------------------------
+
+    def neighbours(self, indices: tuple[int, ...], target: Architecture) -> Iterator[tuple[int, ...]]:
+        """Choices that differ in one dimension: one step for numbers, any other choice for the rest; then in two of hidden size,
+        KV heads and group size at once, because query heads must divide the hidden size and single steps may all be invalid.
+        """
+        dimensions = self.dimensions(target)
+
+        def steps(position: int) -> list[int]:
+            here, count = indices[position], len(dimensions[position].choices)
+            if dimensions[position].ordered:
+                return [index for index in (here - 1, here + 1) if 0 <= index < count]
+            return [index for index in range(count) if index != here]
+
+        for position in range(len(dimensions)):
+            for index in steps(position):
+                yield (*indices[:position], index, *indices[position + 1 :])
+        names = [dimension.name for dimension in dimensions]
+        for first, second in itertools.combinations(range(len(dimensions)), 2):
+            if {names[first], names[second]} <= {"num_key_value_heads", "kv_group_size", "hidden_size"}:
+                for a, b in itertools.product(steps(first), steps(second)):
+                    moved = list(indices)
+                    moved[first], moved[second] = a, b
+                    yield tuple(moved)
+
+    def nearest(self, wanted: Mapping[str, Value], target: Architecture) -> tuple[int, ...]:
+        """The choices closest to `wanted` (numbers by ratio; what is not named or not offered: the first choice)."""
+        result = []
+        for dimension in self.dimensions(target):
+            value = wanted.get(dimension.name)
+            if value is None:
+                result.append(0)
+            elif dimension.ordered:
+                gaps = [abs(math.log(float(choice) / float(value))) for choice in dimension.choices]
+                result.append(gaps.index(min(gaps)))
+            else:
+                result.append(dimension.choices.index(value) if value in dimension.choices else 0)
+        return tuple(result)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the file; `from_dict` reads it back."""
+        constraints = {key: list(value) if isinstance(value, tuple) else value for key, value in self.constraints}
+        return {
+            "description": self.description,
+            "dimensions": {name: list(values) for name, values in self.choices},
+            "ffn_multiple": self.ffn_multiple,
+            "constraints": constraints,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any, name: str, where: str | None = None) -> SearchSpace:
+        """Check and freeze. `where` (a file) is named in errors, with the key and what is allowed."""
+        where = where or name
+        _expect_mapping(data, where, "the file")
+        _known(data, TOP_LEVEL, where, "key")
+        if "dimensions" not in data:
+            raise ArchsearchError(f"{where}: dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})")
+        dimensions = data["dimensions"]
+        _expect_mapping(dimensions, where, "dimensions")
+        _known(dimensions, DIMENSIONS, where, "dimension")
+        for required in REQUIRED:
+            if required not in dimensions:
+                raise ArchsearchError(f"{where}: dimensions.{required} is missing; give a list of choices or min and max")
+        choices = tuple((key, _choices(key, dimensions[key], where)) for key in DIMENSIONS if key in dimensions)
+        found = dict(choices)
+        if any("S" in str(pattern) for pattern in found.get("window_pattern", ())) and "sliding_window" not in found:
+            raise ArchsearchError(f"{where}: dimensions.window_pattern has an S, so dimensions.sliding_window needs tokens")
+        multiple = data.get("ffn_multiple", 64)
+        if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
+            raise ArchsearchError(f"{where}: ffn_multiple must be a positive whole number, got {multiple!r}")
+        constraints = data.get("constraints") or {}
+        _expect_mapping(constraints, where, "constraints")
+        _known(constraints, CONSTRAINTS, where, "constraint")
+        limits = tuple((key, _constraint(key, constraints[key], where)) for key in CONSTRAINTS if key in constraints)
+        return cls(name, str(data.get("description", "")), choices, multiple, limits)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def spaces_dirs() -> list[Path]:
+    """Where spaces are looked for by name: ./search_spaces first, then those that ship with archsearch."""
+    return list(dict.fromkeys([Path("search_spaces").resolve(), data_dir("search_spaces").resolve()]))
+
+
+def list_spaces() -> dict[str, Path]:
+    """Name -> file of every space that `load_space` finds by name."""
+    found: dict[str, Path] = {}
+    for folder in spaces_dirs():
+        for path in sorted(folder.glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def load_space(name_or_path: str | Path) -> SearchSpace:
+    """A space by its name or from a YAML file. What is wrong in it is one line: the file, the key and what is allowed."""
+    import yaml
+
+    known = list_spaces()
+    path = known.get(str(name_or_path)) or Path(name_or_path)
+    if not path.is_file():
+        names = ", ".join(known) or "(none)"
+        raise ArchsearchError(f"no search space called {str(name_or_path)!r}; use one of {names} or a YAML file")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise ArchsearchError(f"{path}:{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchsearchError(f"cannot read search space {path}: {error}") from error
+    return SearchSpace.from_dict(data, path.stem, str(path))
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _expect_mapping(data: Any, where: str, what: str) -> None:
+    if not isinstance(data, Mapping):
+        raise ArchsearchError(f"{where}: {what} must be a mapping (key: value), got {type(data).__name__}")
+
+
+def _known(data: Mapping[str, Any], allowed: tuple[str, ...], where: str, what: str) -> None:
+    for key in data:
+        if key not in allowed:
+            raise ArchsearchError(f"{where}: unknown {what} {key!r}; allowed are {', '.join(allowed)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _fraction(text: str) -> float:
+    match = _FRACTION.match(text)
+    return float(match.group(1)) if match else 1.0
+
+
+def _choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
+    """The choices of one dimension, still relative where they are."""
+    label = f"{where}: dimensions.{key}"
+    if isinstance(raw, Mapping):
+        if key not in NUMERIC:
+            raise ArchsearchError(f"{label} must be a list of choices, got {dict(raw)}")
+        _known(raw, ("min", "max", "step"), label, "key")
+        low, high, step = (raw.get(name, default) for name, default in (("min", None), ("max", None), ("step", 1)))
+        if any(not isinstance(x, int) or isinstance(x, bool) or x < 1 for x in (low, high, step)) or low > high:
+            raise ArchsearchError(f"{label} needs whole numbers 0 < min <= max and step > 0, got {dict(raw)}")
+        raw = list(range(low, high + 1, step))
+    if not isinstance(raw, list):
+        raw = [raw]
+    if not raw:
+        raise ArchsearchError(f"{label} is empty; give at least one choice")
+    for value in raw:
+        if key == "window_pattern":
+            valid, allowed = isinstance(value, str) and bool(value) and set(value) <= {"L", "S"}, "text made of L and S"
+        elif key == "tie_word_embeddings":
+            valid, allowed = isinstance(value, bool) or value == "target", "true, false or target"
+        elif key == "sliding_window":
+            valid, allowed = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a positive number of tokens"
+        else:
+            whole = _is_number(value) and value > 0 and (key == "ffn_ratio" or float(value).is_integer())
+            relative = isinstance(value, str) and (value == "target" or (_fraction_ok(value)))
+            valid = whole or relative
+            allowed = f"a positive {'number' if key == 'ffn_ratio' else 'whole number'}, a fraction such as 0.5x, or target"
+        if not valid:
+            raise ArchsearchError(f"{label}: {value!r} is not allowed; use {allowed}")
+    return tuple(raw)
+
+
+def _fraction_ok(text: str) -> bool:
+    return _FRACTION.match(text) is not None and _fraction(text) > 0
+
+
+def _constraint(key: str, raw: Any, where: str) -> Any:
+    label = f"{where}: constraints.{key}"
+    if key == "max_parameters":
+        if (_is_number(raw) and raw >= 1) or (isinstance(raw, str) and _fraction_ok(raw)):
+            return raw
+        raise ArchsearchError(f"{label}: {raw!r} is not allowed; use a number or a fraction of the target's such as 0.5x")
+    if key == "max_memory":
+        match = _MEMORY.match(raw) if isinstance(raw, str) else None
+        if match:
+            return int(float(match.group(1)) * MEMORY_UNITS[match.group(2)])
+        if _is_number(raw) and raw > 0:
+            return int(raw)
+        raise ArchsearchError(f"{label}: {raw!r} is not allowed; use bytes or a number with {', '.join(MEMORY_UNITS)}")
+    if isinstance(raw, list | tuple) and len(raw) == 2 and all(_is_number(x) for x in raw) and 0 <= raw[0] <= raw[1]:
+        return (float(raw[0]), float(raw[1]))
+    raise ArchsearchError(f"{label}: {raw!r} is not allowed; use [lowest, highest] query width / hidden_size")
+
+
+def _target_value(name: str, target: Architecture) -> float:
+    return {
+        "num_hidden_layers": target.num_hidden_layers,
+        "hidden_size": target.hidden_size,
+        "ffn_ratio": target.intermediate_size / target.hidden_size,
+        "num_key_value_heads": target.num_key_value_heads,
+        "kv_group_size": target.kv_group_size,
+        "head_dim": target.head_dim,
+        "draft_vocab_size": target.vocab_size,
+    }[name]
+
+
+def _absolute(name: str, value: Value, target: Architecture) -> float | int:
+    if not isinstance(value, str):
+        number = float(value)
+    else:
+        number = _fraction(value) * _target_value(name, target)
+        if name == "hidden_size" and value != "target":
+            number = max(1, round(number / HIDDEN_MULTIPLE)) * HIDDEN_MULTIPLE
+    if name == "ffn_ratio":
+        return number
+    whole = max(1, round(number))
+    return min(whole, target.vocab_size) if name == "draft_vocab_size" else whole
+
+
+def _parse_window(text: str) -> tuple[str, int | None]:
+    pattern = text.rstrip("0123456789")
+    digits = text[len(pattern) :]
+    return pattern, int(digits) if digits else None
+
+
+@lru_cache(maxsize=64)
+def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ...]:
+    given = dict(space.choices)
+    result = []
+    for name in NUMERIC:
+        values = sorted({_absolute(name, value, target) for value in given.get(name, ("target",))})
+        result.append(Dimension(name, tuple(values), ordered=True))
+    windows: list[Value] = []
+    for pattern in given.get("window_pattern", ("L",)):
+        text = str(pattern)
+        windows += [f"{text}{tokens}" for tokens in given["sliding_window"]] if "S" in text else ["L"]
+    result.append(Dimension("window", tuple(dict.fromkeys(windows)), ordered=False))
+    tied = [target.tie_word_embeddings if value == "target" else value for value in given.get("tie_word_embeddings", ("target",))]
+    result.append(Dimension("tie_word_embeddings", tuple(dict.fromkeys(tied)), ordered=False))
+    return tuple(result)

@@ -1,0 +1,301 @@
+"""The mathematics of speculation. Seconds and probabilities in, numbers out; nothing else is imported.
+
+    speedup = tau * decode_s / (draft_s + verify_s + overhead_s)          tau = (1 - alpha^(gamma + 1)) / (1 - alpha)
+
+`alpha` is the chance that a draft token is accepted given that all before it in its block were, `gamma` the draft tokens per
+verification, `tau` the mean tokens per verification with the target's own token included ("TAR" in arXiv 2402.01528, "mean
+acceptance length" elsewhere). tau and its closed form: Leviathan et al., arXiv 2211.17192, eq. 1. All times are seconds per
+round: `draft_s` for all gamma draft tokens, `verify_s` one target pass on gamma + 1 tokens, `decode_s` one target pass on 1
+token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from archsearch.estimate import Estimate, weakest_source
+
+# A number, or a function of gamma.
+OfGamma = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class GammaChoice:
+    """The best gamma with its tau and speed-up. gamma 0 (tau 1, speed-up 1): speculation does not pay."""
+
+    gamma: int
+    tau: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleEntry:
+    """What to run at one batch size."""
+
+    batch_size: int
+    gamma: int
+    tau: float
+    speedup: float
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+
+
+def _check_gamma(gamma: int) -> None:
+    if gamma < 0:
+        raise ValueError(f"gamma must be at least 0, got {gamma}")
+
+
+def logit(probability: float) -> float:
+    return math.log(probability / (1.0 - probability))
+
+
+def sigmoid(value: float) -> float:
+    return 1.0 / (1.0 + math.exp(-value)) if value >= 0 else math.exp(value) / (1.0 + math.exp(value))
+
+
+# --- tokens per round ------------------------------------------------------------------------------------------------
+
+
+def tau(alpha: float, gamma: int) -> float:
+    """Mean tokens per verification, bonus token included, for a constant alpha (arXiv 2211.17192 eq. 1).
+
+    Summed term by term, so that alpha = 1 gives gamma + 1 and alphas next to it lose no digits.
+    """
+    _check_alpha(alpha)
+    _check_gamma(gamma)
+    total, reach = 1.0, 1.0
+    for _ in range(gamma):
+        reach *= alpha
+        total += reach
+    return total
+
+
+def tau_slope(alpha: float, gamma: int) -> float:
+    """d tau / d alpha."""
+    _check_alpha(alpha)
+    _check_gamma(gamma)
+    total, power = 0.0, 1.0
+    for i in range(1, gamma + 1):
+        total += i * power
+        power *= alpha
+    return total
+
+
+def accepted_by_position(conditional: Sequence[float]) -> list[float]:
+    """Unconditional chance that position 1..gamma is accepted: the running product of the conditional ones."""
+    reach, result = 1.0, []
+    for chance in conditional:
+        _check_alpha(chance)
+        reach *= chance
+        result.append(reach)
+    return result
+
+
+def tau_from_positions(conditional: Sequence[float]) -> float:
+    """tau for acceptance that changes along the block: `conditional[i]` is the chance of position i + 1 given all before it."""
+    return 1.0 + math.fsum(accepted_by_position(conditional))
+
+
+def drifting_positions(alpha: float, drift: float, gamma: int) -> list[float]:
+    """Conditional acceptance sigmoid(logit(alpha) + drift * (i - 1)) at position i; `drift` in logit per position."""
+    _check_alpha(alpha)
+    if drift == 0.0 or alpha in (0.0, 1.0):
+        return [alpha] * gamma
+    start = logit(alpha)
+    return [sigmoid(start + drift * i) for i in range(gamma)]
+
+
+def tau_from_matched(distribution: Sequence[float]) -> float:
+    """tau from a log: `distribution[i]` is the chance (or count) that a round gave i + 1 tokens, i = 0..gamma."""
+    total = math.fsum(distribution)
+    if not distribution or total <= 0 or min(distribution) < 0:
+        raise ValueError(f"the distribution of matched tokens must be non-negative and not all zero, got {list(distribution)}")
+    return math.fsum((i + 1) * share for i, share in enumerate(distribution)) / total
+
+
+def conditional_from_matched(distribution: Sequence[float]) -> list[float]:
+    """Conditional acceptance at positions 1..gamma from the same log (0 for a position that no round reached)."""
+    reached = math.fsum(distribution)
+    result = []
+    for share in distribution[:-1]:
+        result.append(max(0.0, 1.0 - share / reached) if reached > 0 else 0.0)
+        reached -= share
+    return result
+
+
+def alpha_from_tau(tau_value: float, gamma: int) -> float:
+    """The constant alpha that gives `tau_value` at `gamma`: the inverse of `tau`, by bisection.
+
+    Raises ValueError for gamma < 1 or a tau outside 1..gamma + 1.
+    """
+    if gamma < 1 or not 1.0 <= tau_value <= gamma + 1:
+        raise ValueError(f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma {gamma}")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tau(middle, gamma) < tau_value else (low, middle)
+    return (low + high) / 2
+
+
+def acceptance_fraction(alpha: float, gamma: int) -> float:
+    """Accepted / drafted tokens (vLLM's "draft acceptance rate"): (tau - 1) / gamma, lower than alpha."""
+    if gamma < 1:
+        raise ValueError(f"nothing is drafted at gamma {gamma}")
+    return (tau(alpha, gamma) - 1.0) / gamma
+
+
+# --- time per round --------------------------------------------------------------------------------------------------
+
+
+def speedup(tau_value: float, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0) -> float:
+    """Time per token without the draft / with it."""
+    return tau_value * decode_s / (draft_s + verify_s + overhead_s)
+
+
+def tokens_per_s(tau_value: float, draft_step_s: float, gamma: int, target_s: float) -> float:
+    """Tokens per second of one sequence; `draft_step_s` is one draft step (arXiv 2402.01528: TAR / (k t_draft + t_target))."""
+    return tau_value / (gamma * draft_step_s + target_s)
+
+
+def tpot_s(tau_value: float, draft_s: float, verify_s: float, overhead_s: float = 0.0) -> float:
+    """Seconds per output token of one sequence with the draft."""
+    return (draft_s + verify_s + overhead_s) / tau_value
+
+
+def break_even_alpha(gamma: int, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0) -> float:
+    """The alpha at which speed-up is 1: below it the draft does not pay. 0 if it always pays, inf if no alpha is enough."""
+    needed = (draft_s + verify_s + overhead_s) / decode_s
+    if needed <= 1.0:
+        return 0.0
+    if gamma < 1 or needed > gamma + 1:
+        return math.inf
+    return alpha_from_tau(needed, gamma)
+
+
+def best_gamma(
+    alpha_or_tau_of_gamma: float | OfGamma,
+    decode_s: float,
+    draft_s_of_gamma: OfGamma,
+    verify_s_of_gamma: OfGamma,
+    overhead_s_of_gamma: OfGamma | float = 0.0,
+    max_gamma: int = 8,
+) -> GammaChoice:
+    """The gamma in 0..max_gamma with the largest speed-up (the smaller of equals); 0 means that speculation does not pay.
+
+    Every gamma is looked at: measured verification times are not monotone, so the speed-up need not have one peak.
+    """
+    best = GammaChoice(0, 1.0, 1.0)
+    for gamma in range(1, max_gamma + 1):
+        tokens = alpha_or_tau_of_gamma(gamma) if callable(alpha_or_tau_of_gamma) else tau(alpha_or_tau_of_gamma, gamma)
+        overhead_s = overhead_s_of_gamma(gamma) if callable(overhead_s_of_gamma) else overhead_s_of_gamma
+        gain = speedup(tokens, decode_s, draft_s_of_gamma(gamma), verify_s_of_gamma(gamma), overhead_s)
+        if gain > best.speedup:
+            best = GammaChoice(gamma, tokens, gain)
+    return best
+
+
+def gamma_schedule(
+    batch_sizes: Iterable[int],
+    alpha_or_tau_of_gamma: float | OfGamma,
+    decode_s: Callable[[int], float],
+    draft_s: Callable[[int, int], float],
+    verify_s: Callable[[int, int], float],
+    overhead_s: Callable[[int, int], float] | None = None,
+    max_gamma: int = 8,
+) -> list[ScheduleEntry]:
+    """The best gamma at each batch size (ascending). The times are functions of (batch_size) or (batch_size, gamma)."""
+    entries = []
+    for batch in sorted(set(batch_sizes)):
+        choice = best_gamma(
+            alpha_or_tau_of_gamma,
+            decode_s(batch),
+            partial(draft_s, batch),
+            partial(verify_s, batch),
+            partial(overhead_s, batch) if overhead_s else 0.0,
+            max_gamma,
+        )
+        entries.append(ScheduleEntry(batch, choice.gamma, choice.tau, choice.speedup))
+    return entries
+
+
+# --- how sure --------------------------------------------------------------------------------------------------------
+
+
+def tau_estimate(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> Estimate:
+    """tau with its std (delta method) from alpha's std and, where given, the drift's (logit per position)."""
+    if gamma < 1:
+        return Estimate(1.0, 0.0, alpha.source)
+    chance = min(max(alpha.value, 0.0), 1.0)
+    if drift is None:
+        return Estimate(tau(chance, gamma), tau_slope(chance, gamma) * alpha.std, alpha.source)
+    positions = drifting_positions(chance, drift.value, gamma)
+    reach, value, by_level, by_drift, level, slope = 1.0, 1.0, 0.0, 0.0, 0.0, 0.0
+    for i, accepted in enumerate(positions):
+        # d ln(reach) / d level = sum of (1 - accepted): derivative of ln sigmoid.
+        reach *= accepted
+        level += 1.0 - accepted
+        slope += (1.0 - accepted) * i
+        value += reach
+        by_level += reach * level
+        by_drift += reach * slope
+    level_std = alpha.std / max(chance * (1.0 - chance), 1e-9) if alpha.std else 0.0
+    return Estimate(value, math.hypot(by_level * level_std, by_drift * drift.std), weakest_source(alpha.source, drift.source))
+
+
+def speedup_estimate(
+    tau_value: Estimate,
+    decode_s: Estimate,
+    draft_s: Estimate,
+    verify_s: Estimate,
+    overhead_s: Estimate | None = None,
+    target_correlation: float = 0.0,
+) -> Estimate:
+    """Speed-up with its std (delta method, relative errors).
+
+    `target_correlation`: correlation of the errors of decode_s and verify_s. Both are passes of one target priced by one model,
+    so an error they share cancels; 0 is the cautious choice.
+    """
+    other_s = overhead_s.value if overhead_s else 0.0
+    round_s = draft_s.value + verify_s.value + other_s
+    value = speedup(tau_value.value, decode_s.value, draft_s.value, verify_s.value, other_s)
+    decode, verify = decode_s.relative_std, verify_s.std / round_s
+    variance = (
+        tau_value.relative_std**2
+        + decode**2
+        + verify**2
+        - 2.0 * target_correlation * decode * verify
+        + (draft_s.std / round_s) ** 2
+        + ((overhead_s.std if overhead_s else 0.0) / round_s) ** 2
+    )
+    sources = [part.source for part in (tau_value, decode_s, draft_s, verify_s, overhead_s) if part is not None]
+    return Estimate(value, value * math.sqrt(max(variance, 0.0)), weakest_source(*sources))
+
+
+def tpot_estimate(tau_value: Estimate, draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate | None = None) -> Estimate:
+    """Seconds per output token with its std (delta method)."""
+    parts = [part for part in (draft_s, verify_s, overhead_s) if part is not None]
+    round_s = math.fsum(part.value for part in parts)
+    relative = math.hypot(tau_value.relative_std, *(part.std / round_s for part in parts))
+    value = round_s / tau_value.value
+    return Estimate(value, value * relative, weakest_source(tau_value.source, *(part.source for part in parts)))
+
+
+def break_even_estimate(
+    gamma: int, decode_s: Estimate, draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate | None = None
+) -> Estimate | None:
+    """`break_even_alpha` with its std from the times; None where no alpha is enough."""
+    parts = [part for part in (draft_s, verify_s, overhead_s) if part is not None]
+    round_s = math.fsum(part.value for part in parts)
+    alpha = break_even_alpha(gamma, decode_s.value, round_s, 0.0)
+    if math.isinf(alpha):
+        return None
+    needed = round_s / decode_s.value
+    needed_std = needed * math.hypot(decode_s.relative_std, *(part.std / round_s for part in parts))
+    source = weakest_source(decode_s.source, *(part.source for part in parts))
+    return Estimate(alpha, min(needed_std / tau_slope(alpha, gamma), 1.0), source)

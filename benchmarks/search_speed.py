@@ -1,0 +1,114 @@
+"""Speed and quality of the search: candidates a second, time of 300 trials, gap to the exact optimum over several seeds.
+
+    python benchmarks/search_speed.py [--target smollm2-135m] [--space demo] [--profile DIR] [--trials 300] [--seeds 5]
+
+Without --profile a roofline of a made-up CPU stands in for the latency model, so the numbers are comparable anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.architecture import catalogue
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import flops_per_token, kv_cache_bytes, weight_bytes_per_pass
+from archsearch.estimate import Estimate
+from archsearch.search.objective import Latency, Scorer
+from archsearch.search.space import load_space
+from archsearch.search.study import enumerate_best, search
+from archsearch.workload import Workload
+
+
+@dataclass(frozen=True)
+class StandInLatency:
+    """max(bytes / bandwidth, flops / peak) plus a constant per layer and per pass."""
+
+    bytes_per_s: float = 12e9
+    flops_per_s: float = 2e11
+    layer_s: float = 0.3e-3
+    pass_s: float = 0.5e-3
+
+    def forward_s(self, arch: Architecture, workload: Workload, tokens: int) -> Estimate:
+        size = weight_bytes_per_pass(arch, workload.dtype_bytes)
+        size += kv_cache_bytes(arch, workload.context_len, workload.dtype_bytes, workload.batch_size)
+        work = flops_per_token(arch, workload.context_len) * tokens * workload.batch_size
+        value = max(size / self.bytes_per_s, work / self.flops_per_s) + arch.num_hidden_layers * self.layer_s + self.pass_s
+        return Estimate(value, 0.1 * value, "roofline")
+
+    def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
+        return self.forward_s(target, workload, 1)
+
+    def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        return self.forward_s(target, workload, gamma + 1)
+
+    def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
+        step = self.forward_s(draft, workload, 1)
+        return Estimate(gamma * step.value, gamma * step.std, step.source)
+
+    def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        return Estimate(0.0, 0.0, "given")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--space", default="demo")
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--trials", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--mode", default="eager")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--no-enumeration", action="store_true", help="for spaces too large to enumerate")
+    arguments = parser.parse_args()
+
+    target = catalogue.load(arguments.target).architecture
+    space = load_space(arguments.space)
+    workload = Workload(context_len=arguments.context, dtype=arguments.dtype, mode=arguments.mode)
+    latency: Latency = StandInLatency()
+    if arguments.profile:
+        from archsearch.latency.model import LatencyModel
+        from archsearch.profiles import Profile
+
+        latency = LatencyModel(Profile.load(arguments.profile), workload.dtype, workload.mode)
+    scorer = Scorer(target, workload, latency, PriorAcceptance(), limits=space.limits(target))
+
+    exact = None
+    if not arguments.no_enumeration:
+        start = time.perf_counter()
+        scored = sum(scorer(shape) is not None for shape in space.enumerate(target))
+        seconds = time.perf_counter() - start
+        rate = f"{scored / seconds:.0f} candidates/s"
+        print(f"enumeration: {scored} shapes in {seconds:.1f} s, {rate} (space of {space.size(target)})")
+        exact = enumerate_best(space, scorer, top=5)
+        groups = scorer.indistinguishable(exact)
+        for score in exact:
+            gain = f"{score.speedup.value:.4f} +- {score.speedup.std:.2f}"
+            print(f"  {score.rank}. {gain}  gamma {score.gamma}  {score.architecture.label()}")
+        print(f"  {len(groups[0])} of the best {len(exact)} cannot be told apart")
+
+    for neighbours in (True, False):
+        times, gaps = [], []
+        for seed in range(arguments.seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                start = time.perf_counter()
+                journal = Path(folder) / "journal.log"
+                result = search(space, scorer, trials=arguments.trials, seed=seed, storage=journal, neighbours=neighbours)
+                times.append(time.perf_counter() - start)
+            best = result.best[0].speedup.value
+            gaps.append(1.0 - best / exact[0].speedup.value if exact else best)
+        what = "gap to the exact best (%)" if exact else "best speed-up"
+        shown = ", ".join(f"{100 * gap:.2f}" if exact else f"{gap:.4f}" for gap in gaps)
+        name = "TPE + neighbours" if neighbours else "TPE alone"
+        print(f"{name}: {arguments.trials} trials in {statistics.median(times):.1f} s (median), {what}: {shown}")
+        print(f"  last seed: {result.cached} answered from the cache, {result.invalid} invalid")
+
+
+if __name__ == "__main__":
+    main()

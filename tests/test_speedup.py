@@ -1,0 +1,166 @@
+"""Known answers: the paper's rows (arXiv 2402.01528), its public log, and limits that hold for any speculation."""
+
+import math
+import random
+
+import pytest
+
+from archsearch import speedup as sp
+from archsearch.estimate import Estimate
+
+LOG = (0.2723, 0.1580, 0.0947, 0.0673, 0.4077)  # P(1..5 tokens per round), Wide-796M for LLaMA-65B on HellaSwag, gamma 4
+
+
+def test_throughput_of_the_two_1_3b_drafts():
+    assert sp.tokens_per_s(3.70, 6.69e-3, 8, 60.0e-3) == pytest.approx(32.6, abs=0.05)
+    assert sp.tokens_per_s(3.81, 13.13e-3, 8, 60.0e-3) == pytest.approx(23.1, abs=0.05)
+
+
+def test_log_vector():
+    assert sp.tau_from_matched(LOG) == pytest.approx(3.180, abs=5e-4)
+    assert sp.alpha_from_tau(sp.tau_from_matched(LOG), 4) == pytest.approx(0.771, abs=5e-4)
+    positions = sp.conditional_from_matched(LOG)
+    assert positions == pytest.approx([0.728, 0.783, 0.834, 0.858], abs=1e-3)
+    assert sp.tau_from_positions(positions) == pytest.approx(3.180, abs=5e-4)
+    assert sp.accepted_by_position(positions)[-1] == pytest.approx(LOG[-1])
+
+
+def test_counts_and_shares_give_the_same_tau():
+    assert sp.tau_from_matched([27230, 15800, 9470, 6730, 40770]) == pytest.approx(sp.tau_from_matched(LOG))
+
+
+def test_acceptance_fraction_is_lower_than_alpha():
+    assert sp.acceptance_fraction(0.8, 4) == pytest.approx(0.59, abs=5e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.9, 0.999999])
+@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+def test_tau_is_the_closed_form(alpha, gamma):
+    assert sp.tau(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+
+
+def test_tau_limits():
+    assert sp.tau(1.0, 7) == 8.0
+    assert sp.tau(0.0, 7) == 1.0
+    assert sp.tau(1 - 1e-12, 7) == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.05, 0.557, 0.97, 1.0])
+def test_alpha_from_tau_inverts_tau(alpha):
+    assert sp.alpha_from_tau(sp.tau(alpha, 6), 6) == pytest.approx(alpha, abs=1e-9)
+
+
+@pytest.mark.parametrize(("value", "gamma"), [(0.9, 4), (5.1, 4), (1.0, 0)])
+def test_alpha_from_tau_refuses_impossible(value, gamma):
+    with pytest.raises(ValueError, match="tau must lie"):
+        sp.alpha_from_tau(value, gamma)
+
+
+def test_alpha_outside_0_1_is_refused():
+    with pytest.raises(ValueError, match="alpha must lie"):
+        sp.tau(1.2, 4)
+
+
+def test_rounds_simulated_token_by_token_agree_with_tau():
+    generator = random.Random(1)
+    tokens = 0
+    for _ in range(40_000):
+        accepted = 0
+        while accepted < 5 and generator.random() < 0.7:
+            accepted += 1
+        tokens += accepted + 1
+    assert tokens / 40_000 == pytest.approx(sp.tau(0.7, 5), rel=0.01)
+
+
+def test_speedup_and_tpot_agree():
+    gain = sp.speedup(3.0, 0.02, 0.01, 0.025, 0.001)
+    assert gain == pytest.approx(3.0 * 0.02 / 0.036)
+    assert sp.tpot_s(3.0, 0.01, 0.025, 0.001) == pytest.approx(0.02 / gain)
+
+
+def test_break_even():
+    # facts of the literature: v = 1.12, c = 0.05, gamma 5 needs alpha of about 0.27; c = 0.15 about 0.47
+    assert sp.break_even_alpha(5, 1.0, 0.25, 1.12) == pytest.approx(0.27, abs=0.01)
+    assert sp.break_even_alpha(5, 1.0, 0.75, 1.12) == pytest.approx(0.47, abs=0.01)
+    alpha = sp.break_even_alpha(3, 1.0, 0.6, 1.1, 0.05)
+    assert sp.speedup(sp.tau(alpha, 3), 1.0, 0.6, 1.1, 0.05) == pytest.approx(1.0)
+    assert sp.break_even_alpha(3, 1.0, 5.0, 1.0) == math.inf
+    assert sp.break_even_alpha(3, 1.0, 0.0, 0.9) == 0.0
+
+
+def test_best_gamma():
+    free = sp.best_gamma(0.8, 1.0, lambda gamma: 0.0, lambda gamma: 1.0, max_gamma=8)
+    assert free.gamma == 8
+    dear = sp.best_gamma(0.3, 1.0, lambda gamma: 0.5 * gamma, lambda gamma: 1.0)
+    assert dear == sp.GammaChoice(0, 1.0, 1.0)
+    one = sp.best_gamma(0.5, 1.0, lambda gamma: 0.2 * gamma, lambda gamma: 1.0)
+    assert one.gamma == 1 and one.speedup == pytest.approx(1.5 / 1.2)
+
+
+def test_best_gamma_looks_past_a_dip():
+    verify = {1: 1.0, 2: 2.0, 3: 1.0}  # erratic kernels: two tokens cost more than three
+    assert sp.best_gamma(0.8, 1.0, lambda g: 0.01 * g, lambda g: verify[g], max_gamma=3).gamma == 3
+
+
+def test_schedule_shrinks_with_the_batch_and_ends_at_zero():
+    schedule = sp.gamma_schedule(
+        [64, 1, 8], 0.7, lambda b: 1.0, lambda b, g: 0.05 * g, lambda b, g: 1.0 + 0.004 * b * (g + 1) * b**0.5, max_gamma=8
+    )
+    assert [entry.batch_size for entry in schedule] == [1, 8, 64]
+    gammas = [entry.gamma for entry in schedule]
+    assert gammas == sorted(gammas, reverse=True) and gammas[0] > 0 and gammas[-1] == 0
+
+
+def _spread(function, draws=40_000):
+    generator = random.Random(7)
+    values = [function(generator) for _ in range(draws)]
+    mean = sum(values) / draws
+    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / draws)
+
+
+def test_speedup_std_agrees_with_sampling():
+    alpha, drift = Estimate(0.7, 0.01, "prior"), Estimate(0.05, 0.01, "prior")
+    tau = sp.tau_estimate(alpha, 4, drift)
+    decode, verify = Estimate(0.030, 0.0006, "modelled"), Estimate(0.036, 0.0009, "modelled")
+    draft, overhead = Estimate(0.012, 0.0008, "modelled"), Estimate(0.002, 0.0003, "measured")
+    predicted = sp.speedup_estimate(tau, decode, draft, verify, overhead)
+
+    def draw(generator):
+        def one(estimate):
+            return generator.gauss(estimate.value, estimate.std)
+
+        tokens = sp.tau_from_positions(sp.drifting_positions(one(alpha), one(drift), 4))
+        return sp.speedup(tokens, one(decode), one(draft), one(verify), one(overhead))
+
+    mean, std = _spread(draw)
+    assert predicted.value == pytest.approx(mean, rel=0.005)
+    assert predicted.std == pytest.approx(std, rel=0.05)
+    assert predicted.source == "prior"
+
+
+def test_tau_std_without_drift_is_the_slope():
+    tau = sp.tau_estimate(Estimate(0.6, 0.02, "measured"), 5)
+    step = 1e-6
+    slope = (sp.tau(0.6 + step, 5) - sp.tau(0.6 - step, 5)) / (2 * step)
+    assert tau.std == pytest.approx(0.02 * slope, rel=1e-6)
+    same = sp.tau_estimate(Estimate(0.6, 0.02, "measured"), 5, Estimate(0.0, 0.0, "given"))
+    assert same.value == pytest.approx(tau.value) and same.std == pytest.approx(tau.std)
+
+
+def test_shared_target_error_cancels():
+    one = Estimate(1.0, 0.0, "measured")
+    decode, verify, free = Estimate(1.0, 0.1, "modelled"), Estimate(1.0, 0.1, "modelled"), Estimate(0.0, 0.0, "modelled")
+    assert sp.speedup_estimate(one, decode, free, verify, target_correlation=1.0).std == pytest.approx(0.0, abs=1e-9)
+    assert sp.speedup_estimate(one, decode, free, verify).std == pytest.approx(0.1 * 2**0.5)
+
+
+def test_break_even_estimate():
+    decode, draft, verify = Estimate(1.0, 0.02, "modelled"), Estimate(0.25, 0.02, "modelled"), Estimate(1.12, 0.03, "measured")
+    estimate = sp.break_even_estimate(5, decode, draft, verify)
+    assert estimate.value == pytest.approx(sp.break_even_alpha(5, 1.0, 0.25, 1.12))
+
+    def draw(generator):
+        return sp.break_even_alpha(5, *(max(generator.gauss(e.value, e.std), 1e-9) for e in (decode, draft, verify)))
+
+    assert estimate.std == pytest.approx(_spread(draw, 4000)[1], rel=0.1)
+    assert sp.break_even_estimate(2, decode, Estimate(4.0, 0.0, "modelled"), verify) is None
