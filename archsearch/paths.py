@@ -21,4 +21,8 @@ def package_dir() -> Path:
 def cache_dir() -> Path:
     """Converted targets and other things that can be made again; $ARCHSEARCH_CACHE overrides ~/.cache/archsearch."""
     override = os.environ.get("ARCHSEARCH_CACHE")
-    return Path(override).expanduser() if override else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "archsearch"
+    return (
+        Path(override).expanduser()
+        if override
+        else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "archsearch"
+    )

@@ -28,6 +28,7 @@ SCHEMA_VERSION: Final = 1
 KINDS: Final = ("gemm", "attention", "elementwise", "all_reduce", "layer", "forward", "engine")
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
+GROSSLY_NOISY_IQR: Final = 0.25  # a repeat that something else disturbed: measure again, do not fit
 THROTTLED_DROP: Final = 0.10
 
 Shape = tuple[tuple[str, Any], ...]
@@ -82,6 +83,11 @@ class Measurement:
         return self.iqr_s > NOISY_IQR * self.median_s
 
     @property
+    def grossly_noisy(self) -> bool:
+        """Interquartile range above 25 % of the median: something else ran; the row says little."""
+        return self.iqr_s > GROSSLY_NOISY_IQR * self.median_s
+
+    @property
     def relative_std(self) -> float:
         """Standard error of the median, relative: 1.2533 sigma / sqrt(n), sigma from the IQR."""
         sigma = self.iqr_s / 1.349
@@ -91,8 +97,16 @@ class Measurement:
         return thaw_shape(self.shape)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "shape": self.sizes(), "dtype": self.dtype, "mode": self.mode, "cache": self.cache,
-                "times_s": [float(f"{t:.4g}") for t in self.times_s], "slowdown": round(self.slowdown, 3), "throttled": self.throttled}
+        return {
+            "kind": self.kind,
+            "shape": self.sizes(),
+            "dtype": self.dtype,
+            "mode": self.mode,
+            "cache": self.cache,
+            "times_s": [float(f"{t:.4g}") for t in self.times_s],
+            "slowdown": round(self.slowdown, 3),
+            "throttled": self.throttled,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
@@ -103,8 +117,16 @@ class Measurement:
             raise ValueError(f"unknown cache state {data['cache']!r}")
         if not times or not all(math.isfinite(t) and t > 0 for t in times):
             raise ValueError(f"times must be positive numbers, got {times}")
-        return cls(data["kind"], freeze_shape(data["shape"]), data["dtype"], data["mode"], data["cache"], times,
-                   float(data.get("slowdown", 1.0)), bool(data.get("throttled", False)))
+        return cls(
+            data["kind"],
+            freeze_shape(data["shape"]),
+            data["dtype"],
+            data["mode"],
+            data["cache"],
+            times,
+            float(data.get("slowdown", 1.0)),
+            bool(data.get("throttled", False)),
+        )
 
 
 @dataclass
@@ -135,11 +157,17 @@ class Profile:
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:
-            raise ArchsearchError(f"cannot append to {path}: {error.strerror}; free space or pass --output; rows so far are kept") from error
+            raise ArchsearchError(
+                f"cannot append to {path}: {error.strerror}; free space or pass --output; rows so far are kept"
+            ) from error
 
     def select(self, kind: str, dtype: str, mode: str, cache: str | None = None) -> list[Measurement]:
-        return [row for row in self.rows.values()
-                if row.kind == kind and row.dtype == dtype and row.mode == mode and cache in (None, row.cache)]
+        """Rows of a kind, dtype and mode, in one cache state or in all."""
+        return [
+            row
+            for row in self.rows.values()
+            if row.kind == kind and row.dtype == dtype and row.mode == mode and cache in (None, row.cache)
+        ]
 
     def combinations(self) -> list[tuple[str, str]]:
         """The (dtype, mode) pairs with forward or gemm rows, most rows first."""
@@ -160,8 +188,14 @@ class Profile:
         return digest.hexdigest()[:16]
 
     def header(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, "device": self.device, "stack": self.stack, "origin": self.origin,
-                "probe_reference_s": self.probe_reference_s, "known_error": self.known_error}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "device": self.device,
+            "stack": self.stack,
+            "origin": self.origin,
+            "probe_reference_s": self.probe_reference_s,
+            "known_error": self.known_error,
+        }
 
     def save_header(self) -> None:
         if self.folder is None:
@@ -176,13 +210,23 @@ class Profile:
         short by a kill is dropped, and cut off the file, so that the next row starts on a line of its own.
         """
         if not (folder / "profile.json").is_file():
-            raise MissingDataError(f"no profile in {folder} (profile.json is missing); make one with: archsearch profile --gpu NAME")
+            raise MissingDataError(
+                f"no profile in {folder} (profile.json is missing); make one with: archsearch profile --gpu NAME"
+            )
         header = read_json(folder / "profile.json", "profile")
         version = header.get("schema_version") if isinstance(header, dict) else None
         if version != SCHEMA_VERSION:
-            raise ArchsearchError(f"profile {folder} has schema version {version}, this archsearch reads {SCHEMA_VERSION}; measure it again")
-        profile = cls(header["device"], header["stack"], header.get("probe_reference_s"), header.get("known_error", {}),
-                      header.get("origin", ""), folder=folder)
+            raise ArchsearchError(
+                f"profile {folder} has schema version {version}, this archsearch reads {SCHEMA_VERSION}; measure it again"
+            )
+        profile = cls(
+            header["device"],
+            header["stack"],
+            header.get("probe_reference_s"),
+            header.get("known_error", {}),
+            header.get("origin", ""),
+            folder=folder,
+        )
         path = folder / "rows.jsonl"
         if not path.exists():
             return profile
@@ -195,7 +239,9 @@ class Profile:
             try:
                 row = Measurement.from_dict(json.loads(line))
             except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-                raise ArchsearchError(f"profile row {path}:{number} is broken ({error}); delete that line and continue") from error
+                raise ArchsearchError(
+                    f"profile row {path}:{number} is broken ({error}); delete that line and continue"
+                ) from error
             profile.rows[row.key] = row
         return profile
 
@@ -205,7 +251,9 @@ class Profile:
         if (folder / "profile.json").is_file():
             profile = cls.load(folder)
             if profile.device.get("key") != device.get("key"):
-                raise ArchsearchError(f"profile {folder} belongs to {profile.device.get('key')}, this device is {device.get('key')}; pass another --output")
+                raise ArchsearchError(
+                    f"profile {folder} belongs to {profile.device.get('key')}, this device is {device.get('key')}; pass another --output"
+                )
             return profile
         profile = cls(device, stack, folder=folder)
         profile.save_header()

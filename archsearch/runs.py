@@ -145,7 +145,7 @@ class Run:
             return list(csv.DictReader(handle))
 
     def summary_row(self) -> tuple[str, ...]:
-        """For `archsearch list runs`: path, target, device, complete trials, best predicted speed-up, confirmed speed-up or no."""
+        """A line of `archsearch list runs`: path, target, device, complete trials, best predicted and confirmed speed-up."""
         shown, here = self.path.resolve(), Path.cwd().resolve()
         path = shown.relative_to(here) if shown.is_relative_to(here) else shown
         complete = sum(row.get("state") == "COMPLETE" for row in self.trials())

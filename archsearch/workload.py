@@ -9,7 +9,12 @@ from archsearch.errors import ArchsearchError
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 DTYPE_ALIASES: Final = {
-    "fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp8": "float8_e4m3fn",
+    "fp32": "float32",
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp8": "float8_e4m3fn",
 }
 MODES: Final = ("eager", "graph")
 

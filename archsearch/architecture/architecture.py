@@ -46,8 +46,15 @@ class Architecture:
     model_type: str = "llama"
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                     "head_dim", "vocab_size"):
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "vocab_size",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InvalidShapeError(f"{name} must be a positive whole number, got {value!r}")
@@ -58,7 +65,9 @@ class Architecture:
         if self.learned_positions == 0 and self.head_dim % 2:
             raise InvalidShapeError(f"rotary embeddings need an even head_dim, got {self.head_dim}")
         if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise InvalidShapeError(f"draft_vocab_size must lie between 1 and vocab_size={self.vocab_size}, got {self.draft_vocab_size}")
+            raise InvalidShapeError(
+                f"draft_vocab_size must lie between 1 and vocab_size={self.vocab_size}, got {self.draft_vocab_size}"
+            )
         layer_windows(self.window_pattern, self.sliding_window, 1)
 
     @property
@@ -109,5 +118,7 @@ class Architecture:
         """A short human name: `2x576 ffn1536 9h/3kv64 head8192`."""
         window = f" {self.window_pattern}{self.sliding_window}" if "S" in self.window_pattern else ""
         head = f" head{self.head_rows}" + ("t" if self.tie_word_embeddings else "")
-        return (f"{self.num_hidden_layers}x{self.hidden_size} ffn{self.intermediate_size} "
-                f"{self.num_attention_heads}h/{self.num_key_value_heads}kv{self.head_dim}{window}{head}")
+        return (
+            f"{self.num_hidden_layers}x{self.hidden_size} ffn{self.intermediate_size} "
+            f"{self.num_attention_heads}h/{self.num_key_value_heads}kv{self.head_dim}{window}{head}"
+        )

@@ -81,8 +81,9 @@ def _shard(size: int, ranks: int, what: str) -> int:
     return size // ranks
 
 
-def layer_ops(arch: Architecture, *, batch: int, tokens: int, context: int, window: int | None, ranks: int = 1,
-              fused: bool = False) -> list[Op]:
+def layer_ops(
+    arch: Architecture, *, batch: int, tokens: int, context: int, window: int | None, ranks: int = 1, fused: bool = False
+) -> list[Op]:
     """Ops of one decoder layer. `fused`: QKV and gate/up as one GEMM each, as serving engines run them; transformers does not.
 
     With tensor parallelism over `ranks`, heads and FFN are split and each half-layer ends in an all-reduce; KV heads fewer than
@@ -95,7 +96,11 @@ def layer_ops(arch: Architecture, *, batch: int, tokens: int, context: int, wind
     ffn = _shard(arch.intermediate_size, ranks, "intermediate_size")
     q_size, kv_size = q_heads * arch.head_dim, kv_heads * arch.head_dim
     ops: list[Op] = [Elementwise("norm", m * hidden)]
-    ops += [Gemm(m, q_size + 2 * kv_size, hidden)] if fused else [Gemm(m, q_size, hidden), Gemm(m, kv_size, hidden), Gemm(m, kv_size, hidden)]
+    ops += (
+        [Gemm(m, q_size + 2 * kv_size, hidden)]
+        if fused
+        else [Gemm(m, q_size, hidden), Gemm(m, kv_size, hidden), Gemm(m, kv_size, hidden)]
+    )
     if arch.qk_norm:
         ops.append(Elementwise("norm", m * (q_size + kv_size)))
     if not arch.learned_positions:
@@ -124,7 +129,11 @@ def head_ops(arch: Architecture, *, batch: int, tokens: int, ranks: int = 1) -> 
     """Ops outside the layers: embedding lookup, final norm, language-model head."""
     m = batch * tokens
     rows = -(-arch.head_rows // ranks)
-    return [Elementwise("embed", m * arch.hidden_size), Elementwise("norm", m * arch.hidden_size), Gemm(m, rows, arch.hidden_size)]
+    return [
+        Elementwise("embed", m * arch.hidden_size),
+        Elementwise("norm", m * arch.hidden_size),
+        Gemm(m, rows, arch.hidden_size),
+    ]
 
 
 def forward_ops(arch: Architecture, *, batch: int, tokens: int, context: int, ranks: int = 1, fused: bool = False) -> Counter[Op]:

@@ -51,13 +51,13 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def _slug(model: str) -> str:
-    """"Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" -> "intel-xeon-platinum-8481c"."""
+    """ "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" -> "intel-xeon-platinum-8481c"."""
     text = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor|\d+-core)\b", " ", model.lower())
     return re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "unknown"
 
 
 def _size_bytes(text: str) -> int:
-    """"32768K", "32 MiB" or "33554432" in bytes; 0 when it is none of them."""
+    """ "32768K", "32 MiB" or "33554432" in bytes; 0 when it is none of them."""
     match = re.match(r"\s*([\d.]+)\s*([KMG]?)", text)
     return int(float(match[1]) * _UNITS[match[2]]) if match else 0
 

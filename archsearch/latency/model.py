@@ -16,7 +16,6 @@ priced cold: draft_s(gamma) = cold + (gamma - 1) * steady.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, forward_ops, head_ops, layer_ops
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, head_ops, layer_ops
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.latency.regression import Residual, nonnegative_fit
@@ -34,6 +33,9 @@ from archsearch.workload import DTYPE_BYTES, Workload
 
 Array = NDArray[np.float64]
 GROUPS: Final = ("pass", "layers", "gemm", "head", "attention", "elementwise", "scatter")
+Pass = tuple[Architecture, int, int, int]
+"""architecture, batch, tokens, context"""
+OUTLIER_MADS: Final = 5.0
 MIN_ROWS: Final = {"gemm": 12, "attention": 6, "elementwise": 6, "forward": 8}
 
 
@@ -42,8 +44,15 @@ def gemm_inputs(op: Gemm) -> Array:
 
 
 def attention_inputs(op: Attention) -> Array:
-    return np.array([math.log(op.tokens), math.log(op.keys()), math.log(op.q_heads * op.batch), math.log(op.kv_heads * op.batch),
-                     math.log(op.head_dim)])
+    return np.array(
+        [
+            math.log(op.tokens),
+            math.log(op.keys()),
+            math.log(op.q_heads * op.batch),
+            math.log(op.kv_heads * op.batch),
+            math.log(op.head_dim),
+        ]
+    )
 
 
 def _bytes_features(op: Gemm | Attention) -> list[float]:
@@ -75,6 +84,12 @@ class OpTable:
         return base * math.exp(mean), std
 
 
+def steady(rows: list[Measurement]) -> list[Measurement]:
+    """The rows that nothing disturbed; all of them where too few would be left."""
+    kept = [row for row in rows if not row.grossly_noisy]
+    return kept if len(kept) >= 0.6 * len(rows) else rows
+
+
 def _op_of(row: Measurement) -> Any:
     sizes = row.sizes()
     return {"gemm": Gemm, "attention": Attention, "elementwise": Elementwise, "all_reduce": AllReduce}[row.kind](**sizes)
@@ -87,11 +102,16 @@ class OpModel:
         self._tables: dict[tuple[str, str], OpTable] = {}
         self._elementwise: dict[str, tuple[float, float]] = {}
         self._seen: dict[tuple[Op, bool], tuple[float, float]] = {}
+        self._measured: dict[tuple[Op, bool], tuple[float, float]] = {}
         for kind in ("gemm", "attention"):
             for cache in ("warm", "cold"):
-                rows = profile.select(kind, dtype, mode, cache)
+                rows = steady(profile.select(kind, dtype, mode, cache))
+                for row in rows:  # what was measured is looked up, what was not is interpolated
+                    self._measured[_op_of(row), cache == "cold"] = (row.median_s, max(row.relative_std, 0.01))
                 if len(rows) >= MIN_ROWS[kind]:
-                    self._tables[kind, cache] = OpTable.fit([_op_of(row) for row in rows], np.array([row.median_s for row in rows]))
+                    self._tables[kind, cache] = OpTable.fit(
+                        [_op_of(row) for row in rows], np.array([row.median_s for row in rows])
+                    )
         names: dict[str, list[Measurement]] = {}
         for row in profile.select("elementwise", dtype, mode):
             names.setdefault(row.sizes()["name"], []).append(row)
@@ -99,10 +119,14 @@ class OpModel:
             features = np.array([[1.0, float(row.sizes()["elements"])] for row in rows])
             constant, slope = nonnegative_fit(features, np.array([row.median_s for row in rows]))
             self._elementwise[name] = (float(constant), float(slope))
-        missing = [kind for kind in ("gemm", "attention") if (kind, "cold") not in self._tables] + ([] if self._elementwise else ["elementwise"])
+        missing = [kind for kind in ("gemm", "attention") if (kind, "cold") not in self._tables] + (
+            [] if self._elementwise else ["elementwise"]
+        )
         if missing:
-            raise MissingDataError(f"the profile has too few {', '.join(missing)} rows for {dtype} in {mode} mode; run archsearch profile "
-                                   f"longer (--budget 5m) or pass another --dtype")
+            raise MissingDataError(
+                f"the profile has too few {', '.join(missing)} rows for {dtype} in {mode} mode; run archsearch profile "
+                f"longer (--budget 5m) or pass another --dtype"
+            )
 
     def op_s(self, op: Op, cold: bool) -> tuple[float, float]:
         """Seconds and relative std of one op."""
@@ -117,8 +141,10 @@ class OpModel:
             return constant + slope * op.elements, 0.15
         if isinstance(op, AllReduce):
             raise MissingDataError("the profile has no all_reduce rows: tensor parallelism needs a GPU profile")
+        if (op, cold) in self._measured:
+            return self._measured[op, cold]
         table = self._tables[op.kind, "cold"]
-        seconds, std = table.predict(op)
+        seconds, std = self._measured.get((op, True)) or table.predict(op)
         warm = self._tables.get((op.kind, "warm"))
         if not cold and warm is not None:
             other, other_std = warm.predict(op)
@@ -158,6 +184,7 @@ class LatencyModel:
         self.ops = OpModel(profile, dtype, mode)
         self._parts: dict[tuple[Any, ...], tuple[Array, Array]] = {}
         self._passes: dict[tuple[Any, ...], Estimate] = {}
+        self.outliers_: list[Measurement] = []
         self._fit()
         self._fit_engine()
 
@@ -177,8 +204,7 @@ class LatencyModel:
             sums["scatter"] = float(batch * tokens) if arch.trimmed else 0.0
             for op in head_ops(arch, batch=batch, tokens=tokens, ranks=ranks):
                 sums["head" if isinstance(op, Gemm) else "elementwise"] += self.ops.op_s(op, cold)[0]
-            # transformers cannot take tokens back out of a sliding cache, so its drafts keep the full one and a window saves nothing.
-            windows = arch.windows() if fused else [None] * arch.num_hidden_layers
+            windows = arch.windows()
             for window in set(windows):
                 layers = windows.count(window)
                 for op in layer_ops(arch, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused):
@@ -190,7 +216,9 @@ class LatencyModel:
         self._parts[key] = (both[0], both[1])
         return both[0], both[1]
 
-    def _features(self, arch: Architecture, batch: int, tokens: int, context: int, ranks: int, cold: bool, cache: CacheFit) -> Array:
+    def _features(
+        self, arch: Architecture, batch: int, tokens: int, context: int, ranks: int, cold: bool, cache: CacheFit
+    ) -> Array:
         warm_s, cold_s = self._group_seconds(arch, batch, tokens, context, ranks)
         if cold:
             return cold_s
@@ -198,48 +226,80 @@ class LatencyModel:
         return warm_s + share * (cold_s - warm_s)
 
     def _inputs(self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool) -> Array:
-        return np.array([math.log(arch.hidden_size), math.log(arch.intermediate_size), math.log(arch.num_hidden_layers),
-                         0.5 * math.log(arch.q_size), 0.5 * math.log(arch.kv_size), 0.5 * math.log(arch.head_rows),
-                         math.log(weight_bytes_per_pass(arch, self.dtype_bytes)),
-                         2.0 * math.log(batch * tokens), 0.5 * math.log(context + 64), 1.0 if cold else 0.0])
+        return np.array(
+            [
+                math.log(arch.hidden_size),
+                math.log(arch.intermediate_size),
+                math.log(arch.num_hidden_layers),
+                0.5 * math.log(arch.q_size),
+                0.5 * math.log(arch.kv_size),
+                0.5 * math.log(arch.head_rows),
+                math.log(weight_bytes_per_pass(arch, self.dtype_bytes)),
+                2.0 * math.log(batch * tokens),
+                0.5 * math.log(context + 64),
+                1.0 if cold else 0.0,
+            ]
+        )
 
     # -- fitting ---------------------------------------------------------------------------------------------------------------
 
     def _fit(self) -> None:
-        rows = self.profile.select("forward", self.dtype, self.mode)
+        rows = steady(self.profile.select("forward", self.dtype, self.mode))
         if len(rows) < MIN_ROWS["forward"]:
-            raise MissingDataError(f"the profile has {len(rows)} whole-forward rows for {self.dtype} in {self.mode} mode, at least "
-                                   f"{MIN_ROWS['forward']} are needed; run archsearch profile longer (--budget 5m)")
+            raise MissingDataError(
+                f"the profile has {len(rows)} whole-forward rows for {self.dtype} in {self.mode} mode, at least "
+                f"{MIN_ROWS['forward']} are needed; run archsearch profile longer (--budget 5m)"
+            )
         passes = [_pass_of(row) for row in rows]
         times = np.array([row.median_s for row in rows])
-        stacks = self.profile.select("layer", self.dtype, self.mode)
+        stacks = steady(self.profile.select("layer", self.dtype, self.mode))
         stack_passes = [_pass_of(row) for row in stacks]
         stack_times = np.array([row.median_s for row in stacks])
         llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
-        best: tuple[float, CacheFit, Array] | None = None
-        for half in llc * np.array([0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2]):
-            for steepness in (1.5, 3.0, 6.0):
-                cache = CacheFit(float(half), steepness)
-                features = np.array([self._features(*p, 1, row.cache == "cold", cache) for p, row in zip(passes, rows, strict=True)])
-                if len(stacks):
-                    layer_features = np.array([self._stack_features(p) for p in stack_passes])
-                    coefficients = nonnegative_fit(np.vstack([features, layer_features]), np.concatenate([times, stack_times]))
-                else:
-                    coefficients = nonnegative_fit(features, times)
-                error = float(np.square(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum())
-                if best is None or error < best[0]:
-                    best = (error, cache, coefficients)
-        assert best is not None
-        _, self.cache_, coefficients = best
-        self._coefficients = coefficients
-        self.coefficients_ = dict(zip(GROUPS, coefficients.tolist(), strict=True))
-        base = np.array([self._features(*p, 1, row.cache == "cold", self.cache_) for p, row in zip(passes, rows, strict=True)]) @ coefficients
-        log_ratio = np.log(times / base)
+        self.cache_, self._coefficients = self._fit_pass(rows, passes, times, stack_passes, stack_times, llc)
+        outlying = np.abs(self._log_ratio(rows, passes, times))
+        limit = max(OUTLIER_MADS * 1.4826 * float(np.median(outlying)), 0.25)
+        if (outlying > limit).any() and (outlying <= limit).sum() >= MIN_ROWS["forward"]:  # a stall that the probe did not feel
+            self.outliers_ = [row for row, size in zip(rows, outlying, strict=True) if size > limit]
+            keep = [i for i, size in enumerate(outlying) if size <= limit]
+            rows, passes, times = [rows[i] for i in keep], [passes[i] for i in keep], times[keep]
+            self.cache_, self._coefficients = self._fit_pass(rows, passes, times, stack_passes, stack_times, llc)
+        self.coefficients_ = dict(zip(GROUPS, self._coefficients.tolist(), strict=True))
+        log_ratio = self._log_ratio(rows, passes, times)
         inputs = np.array([self._inputs(*p, row.cache == "cold") for p, row in zip(passes, rows, strict=True)])
         self._residual = Residual.fit(inputs, log_ratio, min_noise=0.015, bounds=(0.7, 30.0))
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
 
-    def _stack_features(self, pass_: tuple[Architecture, int, int, int]) -> Array:
+    def _log_ratio(self, rows: list[Measurement], passes: list[Pass], times: Array) -> Array:
+        """log(measured / base) of whole passes."""
+        features = np.array(
+            [self._features(*p, 1, row.cache == "cold", self.cache_) for p, row in zip(passes, rows, strict=True)]
+        )
+        return np.asarray(np.log(times / (features @ self._coefficients)))
+
+    def _fit_pass(
+        self, rows: list[Measurement], passes: list[Pass], times: Array, stack_passes: list[Pass], stack_times: Array, llc: float
+    ) -> tuple[CacheFit, Array]:
+        """The cache's half point and steepness (grid) with the coefficients (non-negative least squares) that fit best."""
+        best: tuple[float, CacheFit, Array] | None = None
+        for half in llc * np.array([0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2]):
+            for steepness in (1.5, 3.0, 6.0):
+                cache = CacheFit(float(half), steepness)
+                features = np.array(
+                    [self._features(*p, 1, row.cache == "cold", cache) for p, row in zip(passes, rows, strict=True)]
+                )
+                if stack_passes:
+                    layer_features = np.array([self._stack_features(p) for p in stack_passes])
+                    coefficients = nonnegative_fit(np.vstack([features, layer_features]), np.concatenate([times, stack_times]))
+                else:
+                    coefficients = nonnegative_fit(features, times)
+                error = float(np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum())
+                if best is None or error < best[0]:
+                    best = (error, cache, coefficients)
+        assert best is not None
+        return best[1], best[2]
+
+    def _stack_features(self, pass_: Pass) -> Array:
         """Features of one layer out of a cold stack: a pass without head, embedding and per-pass cost."""
         arch, batch, tokens, context = pass_
         one = self._group_seconds(arch.replace(num_hidden_layers=1), batch, tokens, context, 1)[1].copy()
@@ -265,12 +325,18 @@ class LatencyModel:
             features = np.stack([np.ones_like(gammas), gammas], axis=1)
             constant, slope = nonnegative_fit(features, times)
             spread = float(np.std(features @ np.array([constant, slope]) - times))
-            self._engine[name] = {"plain_s": float(np.median(plain)), "round_s": float(constant), "token_s": float(slope), "std_s": spread}
+            self._engine[name] = {
+                "plain_s": float(np.median(plain)),
+                "round_s": float(constant),
+                "token_s": float(slope),
+                "std_s": spread,
+            }
 
     # -- answers ---------------------------------------------------------------------------------------------------------------
 
-    def forward_s(self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1,
-                  cold: bool = False) -> Estimate:
+    def forward_s(
+        self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False
+    ) -> Estimate:
         """Seconds of one forward pass of `tokens` new tokens per sequence against `context` cached ones.
 
         cold: weights come from memory (the first draft token after a verification); otherwise the pass runs in a loop.
@@ -290,13 +356,17 @@ class LatencyModel:
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target, with what the engine adds per token."""
-        step = self.forward_s(target, batch=workload.batch_size, tokens=1, context=workload.context_len, ranks=workload.tensor_parallel)
+        step = self.forward_s(
+            target, batch=workload.batch_size, tokens=1, context=workload.context_len, ranks=workload.tensor_parallel
+        )
         extra = self._engine.get(self.engine or "", {}).get("plain_s", 0.0)
         return Estimate(step.value + extra, step.std, step.source)
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
-        return self.forward_s(target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel)
+        return self.forward_s(
+            target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel
+        )
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop."""
@@ -322,18 +392,20 @@ class LatencyModel:
     def summary(self) -> dict[str, Any]:
         """What was learnt, for reports: coefficients, cache, leave-one-out errors of whole passes."""
         errors = np.abs(self.loo_)
-        return {"dtype": self.dtype, "mode": self.mode, "rows": len(self.profile.rows), "coefficients": self.coefficients_,
-                "cache_half_bytes": self.cache_.half_bytes, "cache_steepness": self.cache_.steepness,
-                "leave_one_out_median": float(np.median(errors)), "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
-                "engines": self._engine}
+        return {
+            "dtype": self.dtype,
+            "mode": self.mode,
+            "rows": len(self.profile.rows),
+            "coefficients": self.coefficients_,
+            "cache_half_bytes": self.cache_.half_bytes,
+            "cache_steepness": self.cache_.steepness,
+            "leave_one_out_median": float(np.median(errors)),
+            "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
+            "engines": self._engine,
+        }
 
 
-def _pass_of(row: Measurement) -> tuple[Architecture, int, int, int]:
+def _pass_of(row: Measurement) -> Pass:
     sizes = row.sizes()
     batch, tokens, context = sizes.pop("batch"), sizes.pop("tokens"), sizes.pop("context")
     return Architecture(**sizes), batch, tokens, context
-
-
-def all_ops(architectures: Iterable[Architecture], *, batch: int, tokens: int, context: int) -> set[Op]:
-    """Every distinct op of several architectures."""
-    return {op for arch in architectures for op in forward_ops(arch, batch=batch, tokens=tokens, context=context)}

@@ -37,14 +37,17 @@ class Residual:
     inverse: Array  # K^-1
 
     @classmethod
-    def fit(cls, inputs: Array, log_ratio: Array, *, min_noise: float = 0.01, bounds: tuple[float, float] = (0.2, 20.0)) -> Residual:
+    def fit(
+        cls, inputs: Array, log_ratio: Array, *, min_noise: float = 0.01, bounds: tuple[float, float] = (0.2, 20.0)
+    ) -> Residual:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
         width = inputs.shape[1]
-        kernel = (ConstantKernel(0.04, (1e-4, 1.0)) * RBF(np.ones(width), [bounds] * width)
-                  + WhiteKernel(0.002, (min_noise**2, 0.2)))
+        kernel = ConstantKernel(0.04, (1e-4, 1.0)) * RBF(np.ones(width), [bounds] * width) + WhiteKernel(
+            0.002, (min_noise**2, 0.2)
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound means: this input does not matter
             model = GaussianProcessRegressor(kernel, normalize_y=False, random_state=0).fit(inputs, log_ratio)

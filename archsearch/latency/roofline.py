@@ -49,8 +49,9 @@ class RooflineLatency:
         launch = EAGER_LAUNCH_S * EAGER_KERNELS_PER_OP[op.kind] if self.mode == "eager" and self.device.kind == "gpu" else 0.0
         return max(kernel, launch)
 
-    def forward_s(self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1,
-                  cold: bool = False) -> Estimate:
+    def forward_s(
+        self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False
+    ) -> Estimate:
         """Seconds of one forward pass; `cold` makes no difference to a roofline."""
         key = (arch, batch, tokens, context, ranks)
         if key not in self._passes:
@@ -65,7 +66,9 @@ class RooflineLatency:
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
-        return self.forward_s(target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel)
+        return self.forward_s(
+            target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel
+        )
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """gamma draft steps; the draft runs on one device."""

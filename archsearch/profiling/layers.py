@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -24,15 +25,24 @@ def build_model(arch: Architecture, dtype: torch.dtype, pool: WeightPool) -> tor
     return model.eval()
 
 
+def _cache(model: torch.nn.Module) -> Any:
+    """The cache assisted generation uses: sliding layers keep enough of the past to take rejected tokens back."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    for layer in cache.layers:
+        if hasattr(layer, "activate_past_recording"):
+            layer.activate_past_recording()
+    return cache
+
+
 class ForwardRun:
     """Repeatable forward passes of `tokens` new tokens against a cache of `context`: each call leaves the cache as it was."""
 
     def __init__(self, model: torch.nn.Module, *, batch: int, context: int) -> None:
-        from transformers import DynamicCache
-
         self.model = model
         vocab = model.config.vocab_size
-        self.cache = DynamicCache()  # without a config: a sliding cache cannot take tokens back
+        self.cache = _cache(model)
         if context:
             ids = torch.randint(0, vocab, (batch, context))
             for start in range(0, context, 512):  # in pieces: attention scores of a long prompt would fill memory
@@ -51,13 +61,10 @@ class ForwardRun:
         return run
 
 
-def layer_stack(arch: Architecture, dtype: torch.dtype, pool: WeightPool, *, batch: int, context: int,
-                tokens: int) -> Run:
+def layer_stack(arch: Architecture, dtype: torch.dtype, pool: WeightPool, *, batch: int, context: int, tokens: int) -> Run:
     """One pass through all decoder layers of `arch` without embedding, final norm and head."""
-    from transformers import DynamicCache
-
     model = build_model(arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True), dtype, pool).model
-    cache = DynamicCache()
+    cache = _cache(model)
     if context:
         model(torch.randint(0, 64, (batch, context)), past_key_values=cache, use_cache=True)
     hidden = torch.randn(batch, tokens, arch.hidden_size).to(dtype)
@@ -70,8 +77,14 @@ def layer_stack(arch: Architecture, dtype: torch.dtype, pool: WeightPool, *, bat
     def run() -> object:
         state = hidden
         for layer in model.layers:
-            state = layer(state, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
-                          position_embeddings=rotary)
+            state = layer(
+                state,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                position_embeddings=rotary,
+            )
         cache.crop(-tokens)
         return state
 

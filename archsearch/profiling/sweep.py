@@ -72,7 +72,9 @@ def _attention_features(op: Attention) -> list[float]:
     return [math.log(op.tokens), math.log(op.keys()), math.log(op.q_heads), math.log(op.kv_heads), math.log(op.head_dim)]
 
 
-def _ops(architectures: Iterable[Architecture], tokens: Iterable[int], contexts: Iterable[int], batch: int, kind: type) -> list[Any]:
+def _ops(
+    architectures: Iterable[Architecture], tokens: Iterable[int], contexts: Iterable[int], batch: int, kind: type
+) -> list[Any]:
     found: dict[Op, None] = {}
     for arch in architectures:
         for count in tokens:
@@ -83,14 +85,20 @@ def _ops(architectures: Iterable[Architecture], tokens: Iterable[int], contexts:
     return list(found)
 
 
-def plan(drafts: Sequence[Architecture], target: Architecture | None, dtype: str, *, batch: int = 1, seed: int = 0,
-         memory_bytes: float = math.inf) -> list[Point]:
+def plan(
+    drafts: Sequence[Architecture],
+    target: Architecture | None,
+    dtype: str,
+    *,
+    batch: int = 1,
+    seed: int = 0,
+    memory_bytes: float = math.inf,
+) -> list[Point]:
     """All points for one dtype, most needed first.
 
     drafts: a sample of the search space; they run 1 or 2 tokens a pass. target: runs 1 to 9 (decode and verification).
     """
     rng = random.Random(seed)
-    drafts = list(dict.fromkeys(arch.replace(window_pattern="L", sliding_window=None) for arch in drafts))  # see latency.model
     nine = list(VERIFY_TOKENS)
     gemms: list[Point] = []
     draft_gemms = _ops(drafts, (1,), CONTEXTS[:1], batch, Gemm)
@@ -100,14 +108,20 @@ def plan(drafts: Sequence[Architecture], target: Architecture | None, dtype: str
     gemms += [Point("gemm", "cold", replace(op, m=2 * batch)) for op in spread(chosen, _gemm_features, 12)]
     if target is not None:
         gemms += [Point("gemm", "cold", op) for op in _ops([target], nine, CONTEXTS[:1], batch, Gemm)]
-    attentions = [Point("attention", cache, op) for op in spread(_ops(drafts, (1,), CONTEXTS, batch, Attention), _attention_features, 24)
-                  for cache in ("warm", "cold")]
+    attentions = [
+        Point("attention", cache, op)
+        for op in spread(_ops(drafts, (1,), CONTEXTS, batch, Attention), _attention_features, 24)
+        for cache in ("warm", "cold")
+    ]
     if target is not None:
         attentions += [Point("attention", "cold", op) for op in _ops([target], (1, 2, 3, 5, 7, 9), CONTEXTS, batch, Attention)]
     elements: dict[str, set[int]] = {}
     for arch in [*drafts, *([target] if target else [])]:
         for tokens in (1, 5, 9) if arch is target else (1,):
-            for op in [*layer_ops(arch, batch=batch, tokens=tokens, context=64, window=None), Elementwise("embed", arch.hidden_size)]:
+            for op in [
+                *layer_ops(arch, batch=batch, tokens=tokens, context=64, window=None),
+                Elementwise("embed", arch.hidden_size),
+            ]:
                 if isinstance(op, Elementwise):
                     elements.setdefault(op.name, set()).add(op.elements)
     small = []
@@ -117,25 +131,38 @@ def plan(drafts: Sequence[Architecture], target: Architecture | None, dtype: str
         small += [Point("elementwise", "warm", Elementwise(name, size)) for size in sorted(picks)]
 
     def features(arch: Architecture) -> list[float]:
-        return [math.log(arch.hidden_size), math.log(arch.intermediate_size), 0.7 * math.log(arch.num_hidden_layers),
-                0.5 * math.log(arch.head_rows), 0.3 * math.log(arch.q_size), 0.3 * math.log(arch.kv_size)]
+        return [
+            math.log(arch.hidden_size),
+            math.log(arch.intermediate_size),
+            0.7 * math.log(arch.num_hidden_layers),
+            0.5 * math.log(arch.head_rows),
+            0.3 * math.log(arch.q_size),
+            0.3 * math.log(arch.kv_size),
+        ]
 
     forwards = []
     for arch in spread(drafts, features, 36):
         context = rng.choice(CONTEXTS)
-        forwards += [Point("forward", "warm", arch=arch, batch=batch, context=context),
-                     Point("forward", "cold", arch=arch, batch=batch, context=context)]
+        forwards += [
+            Point("forward", "warm", arch=arch, batch=batch, context=context),
+            Point("forward", "cold", arch=arch, batch=batch, context=context),
+        ]
         if rng.random() < 0.25:
             forwards.append(Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2))
     stacks = []
     for arch in spread(drafts, features, 14)[2:]:
         size = weight_bytes_per_pass(arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype])
         many = max(2, min(48, math.ceil((160 << 20) / size)))
-        stacks.append(Point("layer", "cold", arch=arch.replace(num_hidden_layers=many), batch=batch, context=rng.choice(CONTEXTS)))
+        full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
+        stacks.append(Point("layer", "cold", arch=full, batch=batch, context=rng.choice(CONTEXTS)))
     whole = []
-    if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2):
-        whole = [Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
-                 for tokens, context in ((1, 256), (5, 256), (1, 64), (3, 64), (9, 512), (1, 1024), (7, 128), (2, 512), (5, 1024))]
+    if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(
+        FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2
+    ):
+        whole = [
+            Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
+            for tokens, context in ((1, 256), (5, 256), (1, 64), (3, 64), (9, 512), (1, 1024), (7, 128), (2, 512), (5, 1024))
+        ]
     return _interleave(gemms, attentions, small, whole, forwards, stacks)
 
 
@@ -167,6 +194,15 @@ class CpuBench:
             self._pools[dtype] = WeightPool(self.cold_bytes + (32 << 20), getattr(torch, dtype))
         return self._pools[dtype]
 
+    def measure_again_if_noisy(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
+        """`measure`, up to three times while something disturbs it; the steadiest counts."""
+        best = self.measure(point, dtype, model_cache)
+        for _ in range(2):
+            if not best.grossly_noisy:
+                break
+            best = min(best, self.measure(point, dtype, model_cache), key=lambda row: row.iqr_s / row.median_s)
+        return best
+
     def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
         """Time one point. `model_cache` keeps the last whole model so that its several points share it."""
         pool = self.pool(dtype)
@@ -180,7 +216,9 @@ class CpuBench:
             run, budget_s = kernels.elementwise(point.op, pool), 0.03
         elif point.kind == "layer":
             assert point.arch is not None
-            stack = layers.layer_stack(point.arch, pool.flat.dtype, pool, batch=point.batch, context=point.context, tokens=point.tokens)
+            stack = layers.layer_stack(
+                point.arch, pool.flat.dtype, pool, batch=point.batch, context=point.context, tokens=point.tokens
+            )
             run, budget_s, calls = stack, 0.4, 1
         else:
             assert point.arch is not None
@@ -216,7 +254,9 @@ def sweep(bench: CpuBench, points: dict[str, list[Point]], *, budget_s: float, p
         for dtype, todo in points.items():
             spent += budget_s * shares[dtype] / total
             model_cache: dict[Architecture, Any] = {}
-            pending = [p for p in todo if (p.kind, freeze_shape(p.shape()), dtype, "eager", p.cache) not in bench.profile.rows]
+            rows = bench.profile.rows
+            known = {key for key, row in rows.items() if not row.grossly_noisy}
+            pending = [p for p in todo if (p.kind, freeze_shape(p.shape()), dtype, "eager", p.cache) not in known]
             pending = _keep_models_together(pending)
             for number, point in enumerate(pending):
                 elapsed = time.perf_counter() - start
@@ -224,7 +264,7 @@ def sweep(bench: CpuBench, points: dict[str, list[Point]], *, budget_s: float, p
                     break
                 if progress is not None:
                     progress(f"{dtype} {point.kind} {number + 1}/{len(pending)}", elapsed, budget_s)
-                bench.profile.record(bench.measure(point, dtype, model_cache))
+                bench.profile.record(bench.measure_again_if_noisy(point, dtype, model_cache))
                 new += 1
     return new
 
@@ -244,13 +284,21 @@ def _keep_models_together(points: list[Point]) -> list[Point]:
     return result
 
 
-def check_points(drafts: Sequence[Architecture], target: Architecture | None, profile: Profile, dtype: str, count: int, *,
-                 batch: int = 1, seed: int = 0, memory_bytes: float = math.inf) -> list[Point]:
+def check_points(
+    drafts: Sequence[Architecture],
+    target: Architecture | None,
+    profile: Profile,
+    dtype: str,
+    count: int,
+    *,
+    batch: int = 1,
+    seed: int = 0,
+    memory_bytes: float = math.inf,
+) -> list[Point]:
     """`count` whole drafts of shapes without a forward row, warm and cold, and as many verification passes of the target at
     (tokens, context) pairs without a row."""
     rng = random.Random(f"check {seed}")
     fields = list(Architecture.__dataclass_fields__)
-    drafts = list(dict.fromkeys(arch.replace(window_pattern="L", sliding_window=None) for arch in drafts))
 
     def shape_of(row: Measurement) -> tuple[Any, ...]:
         sizes = row.sizes()
@@ -263,15 +311,20 @@ def check_points(drafts: Sequence[Architecture], target: Architecture | None, pr
     for arch in rng.sample(unseen, min(count, len(unseen))):
         context = rng.choice(contexts)
         points += [Point("forward", cache, arch=arch, batch=batch, context=context) for cache in ("warm", "cold")]
-    if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2):
+    if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(
+        FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2
+    ):
         pairs = [(tokens, context) for tokens in range(2, 10) for context in contexts]
-        points += [Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
-                   for tokens, context in rng.sample(pairs, min(max(4, count // 2), len(pairs)))]
+        points += [
+            Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
+            for tokens, context in rng.sample(pairs, min(max(4, count // 2), len(pairs)))
+        ]
     return points
 
 
-def measure_points(bench: CpuBench, points: Sequence[Point], dtype: str, rounds: int = 2, progress: Progress | None = None
-                   ) -> Iterator[tuple[Point, Measurement]]:
+def measure_points(
+    bench: CpuBench, points: Sequence[Point], dtype: str, rounds: int = 2, progress: Progress | None = None
+) -> Iterator[tuple[Point, Measurement]]:
     """Measure points without recording them; `rounds` passes over all, minutes apart, so that one bad moment does not decide.
 
     Yields each point with the pooled times of all rounds.
@@ -286,7 +339,7 @@ def measure_points(bench: CpuBench, points: Sequence[Point], dtype: str, rounds:
                     done = (number * len(points) + index) / (rounds * len(points))
                     elapsed = time.perf_counter() - start
                     progress(f"check round {number + 1}/{rounds}", elapsed, elapsed / done if done else elapsed)
-                times.setdefault(point, []).append(bench.measure(point, dtype, cache))
+                times.setdefault(point, []).append(bench.measure_again_if_noisy(point, dtype, cache))
     for point, rows in times.items():
         pooled = tuple(t for row in rows for t in row.times_s)
         yield point, replace(rows[0], times_s=pooled, slowdown=statistics.median(row.slowdown for row in rows))

@@ -94,8 +94,15 @@ class Timer:
         self.reference_s = reference_s
         self.slowdowns: list[float] = []
 
-    def time(self, run: Callable[[], object], *, before: Callable[[], object] | None = None, budget_s: float = 0.06,
-             min_repeat_s: float = 0.002, calls: int | None = None) -> Timing:
+    def time(
+        self,
+        run: Callable[[], object],
+        *,
+        before: Callable[[], object] | None = None,
+        budget_s: float = 0.06,
+        min_repeat_s: float = 0.002,
+        calls: int | None = None,
+    ) -> Timing:
         """Time `run` within about `budget_s`.
 
         before: runs untimed ahead of every repeat (to empty the cache); then each repeat is a single call.

@@ -139,7 +139,12 @@ class Scorer:
         alpha, drift = acceptance.alpha, acceptance.drift
         positions = speculation.drifting_positions(alpha.value, drift.value, max(self.gammas))
         reach = speculation.accepted_by_position(positions)
-        return self._best(draft, alpha, lambda gamma: 1.0 + math.fsum(reach[:gamma]), lambda gamma: speculation.tau_estimate(alpha, gamma, drift))
+        return self._best(
+            draft,
+            alpha,
+            lambda gamma: 1.0 + math.fsum(reach[:gamma]),
+            lambda gamma: speculation.tau_estimate(alpha, gamma, drift),
+        )
 
     def measured(
         self, draft: Architecture, alpha: Estimate, taus: Mapping[int, Estimate], *, gammas: Sequence[int] | None = None
@@ -155,13 +160,24 @@ class Scorer:
 
     def at_context(self, context_len: int) -> Scorer:
         """The same scorer with another number of tokens in the KV cache."""
+        return self._changed(replace(self.workload, context_len=context_len), self.context.coverage)
+
+    def with_coverage(self, coverage: VocabularyCoverage) -> Scorer:
+        """The same scorer, knowing how much of the user's text a trimmed head covers."""
+        return self._changed(self.workload, coverage)
+
+    def _changed(self, workload: Workload, coverage: VocabularyCoverage | None) -> Scorer:
         return Scorer(
-            self.target, replace(self.workload, context_len=context_len), self.latency, self.acceptance, gammas=self.gammas,
-            domain=self.context.domain, coverage=self.context.coverage, limits=self.limits, target_correlation=self.target_correlation,
+            self.target, workload, self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain, coverage=coverage,
+            limits=self.limits, target_correlation=self.target_correlation,
         )  # fmt: skip
 
     def _best(
-        self, draft: Architecture, alpha: Estimate, tokens_of: Callable[[int], float], tau_of: Callable[[int], Estimate],
+        self,
+        draft: Architecture,
+        alpha: Estimate,
+        tokens_of: Callable[[int], float],
+        tau_of: Callable[[int], Estimate],
         gammas: Sequence[int] | None = None,
     ) -> Score:
         """The Score at the gamma with the highest speed-up; `tokens_of` is the cheap mean of `tau_of`."""
@@ -257,9 +273,7 @@ def difference_std(first: Score, second: Score, acceptance: AcceptanceEstimator,
     return math.sqrt(variance)
 
 
-def indistinguishable(
-    scores: Sequence[Score], acceptance: AcceptanceEstimator, context: AcceptanceContext
-) -> list[list[Score]]:
+def indistinguishable(scores: Sequence[Score], acceptance: AcceptanceEstimator, context: AcceptanceContext) -> list[list[Score]]:
     """Groups, best first: each is led by the best score left and holds all that are not worse than it by more than the std of
     the difference (`difference_std`). Inside a group the model cannot say which is faster: choose by memory, or measure.
     """

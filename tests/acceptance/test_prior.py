@@ -168,8 +168,7 @@ def test_fit_recovers_a_steeper_depth_and_starts_afresh():
     layers = [1, 2, 3, 4, 6, 8]
     rows = [
         AcceptanceObservation(
-            TWO_LAYERS.replace(num_hidden_layers=n), Estimate(sigmoid(0.1 + 0.5 * math.log(n)), 0.005, "measured"),
-            SMOL
+            TWO_LAYERS.replace(num_hidden_layers=n), Estimate(sigmoid(0.1 + 0.5 * math.log(n)), 0.005, "measured"), SMOL
         )
         for n in layers
     ]

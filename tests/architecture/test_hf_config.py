@@ -37,8 +37,22 @@ DRAFTS = {
     "qk norm": BASE.replace(qk_norm=True, rope_theta=1e6),
     "qwen2": BASE.replace(model_type="qwen2", attention_bias=True),
     "opt": Architecture(
-        64, 256, 3, 4, 4, 16, 96, tie_word_embeddings=True, gated_mlp=False, rms_norm=False, attention_bias=True,
-        attention_output_bias=True, mlp_bias=True, learned_positions=130, max_position_embeddings=128, model_type="opt",
+        64,
+        256,
+        3,
+        4,
+        4,
+        16,
+        96,
+        tie_word_embeddings=True,
+        gated_mlp=False,
+        rms_norm=False,
+        attention_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+        learned_positions=130,
+        max_position_embeddings=128,
+        model_type="opt",
     ),
 }
 
@@ -94,8 +108,15 @@ def test_windows_change_what_the_model_computes():
 
 @pytest.mark.parametrize(
     ("arch", "model_type"),
-    [("llama", "llama"), ("all sliding", "mistral"), ("mixed windows", "ministral"), ("hidden no multiple of heads", "mistral"),
-     ("qkv bias", "qwen2"), ("qk norm", "qwen3"), ("opt", "opt")],
+    [
+        ("llama", "llama"),
+        ("all sliding", "mistral"),
+        ("mixed windows", "ministral"),
+        ("hidden no multiple of heads", "mistral"),
+        ("qkv bias", "qwen2"),
+        ("qk norm", "qwen3"),
+        ("opt", "opt"),
+    ],
 )
 def test_family_written(arch, model_type):
     assert to_hf_config(DRAFTS[arch])["model_type"] == model_type
@@ -147,14 +168,26 @@ def test_defaults_are_those_of_transformers(model_type, sparse):
 
 
 def test_rope_theta_in_any_place():
-    for place in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-                  {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "rope_theta": 5e5}):
+    for place in (
+        {"rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "rope_theta": 5e5},
+    ):
         assert from_hf_config({"model_type": "llama", **SMALL, **place}).rope_theta == 5e5
 
 
 def test_opt_has_two_more_positions_biases_and_tied_embeddings():
-    arch = from_hf_config({"model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 12,
-                           "num_attention_heads": 12, "vocab_size": 50272, "max_position_embeddings": 2048})
+    arch = from_hf_config(
+        {
+            "model_type": "opt",
+            "hidden_size": 768,
+            "ffn_dim": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "vocab_size": 50272,
+            "max_position_embeddings": 2048,
+        }
+    )
     assert arch.learned_positions == 2050 and arch.tie_word_embeddings and not arch.gated_mlp and not arch.rms_norm
     assert parameters(arch) == 125_239_296  # facebook/opt-125m
 
@@ -168,8 +201,19 @@ def test_opt_has_two_more_positions_biases_and_tied_embeddings():
         ({"model_type": "llama", **SMALL, "vocab_size": "many"}, "vocab_size"),
         ({"model_type": "llama", **SMALL, "num_key_value_heads": 3}, "num_key_value_heads"),
         ({"model_type": "ministral", **SMALL, "num_key_value_heads": 4, "layer_types": ["chunked"] * 4}, "chunked"),
-        ({"model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-          "vocab_size": 50272, "word_embed_proj_dim": 512, "do_layer_norm_before": False}, "opt-350m"),
+        (
+            {
+                "model_type": "opt",
+                "hidden_size": 1024,
+                "ffn_dim": 4096,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "vocab_size": 50272,
+                "word_embed_proj_dim": 512,
+                "do_layer_norm_before": False,
+            },
+            "opt-350m",
+        ),
         ({"archsearch": {"architecture": {"hidden_size": 64}}}, "incomplete"),
         ({"archsearch": {"architecture": []}}, "list"),
         ({"archsearch": {"architecture": {**BASE.to_dict(), "colour": 1}}}, "colour"),

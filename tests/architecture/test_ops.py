@@ -8,9 +8,7 @@ from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm,
 from archsearch.errors import InvalidShapeError
 
 GQA = Architecture(512, 1408, 6, 8, 4, 64, 1000)
-OPT = Architecture(
-    512, 2048, 4, 8, 8, 64, 1000, tie_word_embeddings=True, gated_mlp=False, rms_norm=False, learned_positions=130
-)
+OPT = Architecture(512, 2048, 4, 8, 8, 64, 1000, tie_word_embeddings=True, gated_mlp=False, rms_norm=False, learned_positions=130)
 
 
 def gemms(ops):

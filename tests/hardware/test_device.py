@@ -32,8 +32,16 @@ def test_keys_names_and_aliases_are_unique():
 
 @pytest.mark.parametrize(
     ("alias", "key"),
-    [("a100", "a100-sxm4-80gb"), ("A100", "a100-sxm4-80gb"), ("h100", "h100-sxm5-80gb"), ("h100-sxm-80gb", "h100-sxm5-80gb"),
-     ("h200", "h200-sxm-141gb"), ("b200", "b200-sxm"), ("l40s", "l40s"), ("4090", "rtx4090")],
+    [
+        ("a100", "a100-sxm4-80gb"),
+        ("A100", "a100-sxm4-80gb"),
+        ("h100", "h100-sxm5-80gb"),
+        ("h100-sxm-80gb", "h100-sxm5-80gb"),
+        ("h200", "h200-sxm-141gb"),
+        ("b200", "b200-sxm"),
+        ("l40s", "l40s"),
+        ("4090", "rtx4090"),
+    ],
 )
 def test_aliases(alias, key):
     assert load_device(alias).key == key

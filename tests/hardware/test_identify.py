@@ -171,9 +171,20 @@ def test_a_true_claim(show, claim):
 
 # Total memory as nvidia-smi is known to print it for these cards; the table mostly holds CUDA's slightly smaller figure.
 SMI_MIB = {
-    "a100-sxm4-40gb": 40960, "h100-sxm5-80gb": 81559, "h200-sxm-141gb": 143771, "h100-nvl-94gb": 95830, "b200-sxm": 183359,
-    "l4": 23034, "l40s": 46068, "a10": 23028, "a10g": 23028, "t4": 15360, "v100-sxm2-16gb": 16384, "v100-sxm2-32gb": 32768,
-    "rtx3090": 24576, "rtx4090": 24564,
+    "a100-sxm4-40gb": 40960,
+    "h100-sxm5-80gb": 81559,
+    "h200-sxm-141gb": 143771,
+    "h100-nvl-94gb": 95830,
+    "b200-sxm": 183359,
+    "l4": 23034,
+    "l40s": 46068,
+    "a10": 23028,
+    "a10g": 23028,
+    "t4": 15360,
+    "v100-sxm2-16gb": 16384,
+    "v100-sxm2-32gb": 32768,
+    "rtx3090": 24576,
+    "rtx4090": 24564,
 }
 
 

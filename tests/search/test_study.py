@@ -119,8 +119,15 @@ def test_a_shape_is_scored_once(make_scorer, small_space):
 
 def test_ends_when_every_shape_is_scored(make_scorer, smollm2):
     space = SearchSpace.from_dict(
-        {"dimensions": {"num_hidden_layers": [1, 2, 3], "hidden_size": [256, 576], "num_key_value_heads": [1], "kv_group_size":
-        [4]}}, "tiny",
+        {
+            "dimensions": {
+                "num_hidden_layers": [1, 2, 3],
+                "hidden_size": [256, 576],
+                "num_key_value_heads": [1],
+                "kv_group_size": [4],
+            }
+        },
+        "tiny",
     )
     result = search(space, make_scorer(), trials=100)
     assert len(result.best) == 6 and result.finished < 100

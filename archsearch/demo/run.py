@@ -1,0 +1,83 @@
+"""`archsearch demo`: every step on this machine's CPU, with the commands a user would type printed as it goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from archsearch.errors import MissingDataError
+from archsearch.hardware.identify import identify_cpu
+from archsearch.profiles import Profile, current_stack, find_profile
+from archsearch.progress import ProgressLine, human_time
+
+TARGET = "smollm2-135m"
+CONTEXT = 160
+PROFILE_BUDGET_S = 200.0
+ENOUGH_ROWS = 300
+
+
+def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]:
+    """Profile (unless a profile of this CPU and stack is there), search, train, confirm, export. Each step continues what it finds."""
+    from archsearch import pipeline
+    from archsearch.search.space import load_space
+    from archsearch.targets import resolve_target
+
+    start = time.monotonic()
+    target = resolve_target(TARGET)
+    pipeline.check_weights(target)
+    say(f"This takes about {human_time(PROFILE_BUDGET_S + budget_s + 240)} on two quiet cores.")
+    if not profiled():
+        say(f"$ archsearch profile --gpu cpu --target {TARGET} --budget {PROFILE_BUDGET_S:.0f}s")
+        request = pipeline.ProfileRequest("cpu", target.architecture, load_space("demo"), budget_s=PROFILE_BUDGET_S)
+        with ProgressLine("profile") as line:
+            summary = pipeline.profile_device(request, line)
+        say(f"{summary['rows']} rows in {summary['folder']}")
+    say(
+        f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1 --run {run_path} --time-budget {budget_s:.0f}s"
+    )
+    found = pipeline.search(
+        pipeline.SearchRequest(TARGET, gpu="cpu", context=CONTEXT, confirm=1, time_budget_s=budget_s, run=run_path)
+    )
+    say(f"$ archsearch export {run_path} --output {output}")
+    exported = pipeline.export_rank(run_path, 1, output)
+    seconds = time.monotonic() - start
+    return {**found, "export": exported, "seconds": seconds, "text": demo_text(found, exported, run_path, seconds)}
+
+
+def profiled() -> bool:
+    """Whether this CPU, with this software, has a profile with enough rows to search with."""
+    try:
+        return len(Profile.load(find_profile(identify_cpu().key, current_stack())).rows) >= ENOUGH_ROWS
+    except MissingDataError:
+        return False
+
+
+def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, seconds: float) -> str:
+    from archsearch.report import summary_text
+    from archsearch.runs import open_run
+
+    confirmed = found["confirmed"]
+    rows = [
+        summary_text(open_run(run_path)),
+        "",
+        f"Exported to {exported['output']}: {exported['note']}",
+        f"Report: {found['report']}",
+        f"All of it took {human_time(seconds)}.",
+        "",
+        "What to do next:",
+        f"  open {found['report']}",
+        f"  archsearch confirm {run_path} --gamma 2 --gamma 4 --gamma 6     other gammas beside the prediction",
+        f"  archsearch train {run_path} --budget 30m                        acceptance still rises with training",
+        "  archsearch search --target YOUR-MODEL-FOLDER --prompts YOUR.jsonl --gpu cpu --confirm 1",
+    ]
+    if confirmed and confirmed[0]["speedup"]["value"] <= 1:
+        rows.insert(1, "Speculation does not pay here with this much training.")
+    return "\n".join(rows)
+
+
+def say(text: str) -> None:
+    """A line on stderr: stdout is for the result."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

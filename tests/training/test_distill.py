@@ -1,0 +1,298 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.models import build_draft
+from archsearch.training import distill as training
+from archsearch.training.data import CachedSequence, TextCache
+from archsearch.training.distill import DistillConfig, distill
+
+VOCAB, HIDDEN = 48, 32
+
+
+def make_target(seed=0):
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, bos_token_id=None, eos_token_id=None, initializer_range=0.3,
+    )).eval()  # fmt: skip
+
+
+def make_cache(seed=0, count=48):
+    """Greedy text of a random target, without going through files."""
+    target = make_target(seed)
+    sequences = []
+    for i in range(count):
+        prompt, new = 3 + i % 5, 6 + i % 7
+        ids = torch.randint(0, VOCAB, (1, prompt), generator=torch.Generator().manual_seed(i))
+        with torch.no_grad():
+            mask = torch.ones_like(ids)
+            whole = target.generate(ids, max_new_tokens=new, do_sample=False, attention_mask=mask, pad_token_id=0)[0]
+            hidden = target.model(whole[None]).last_hidden_state[0, prompt - 1 : -1]
+        sequences.append(CachedSequence(whole, prompt, hidden, whole[prompt:].clone(), "", str(i)))
+    meta = {"fingerprint": {"target": f"target{seed}", "prompts": "p", "settings": {"kind": "written"}}, "complete": True}
+    return TextCache(None, meta, sequences, target.lm_head.weight.detach())
+
+
+@pytest.fixture(scope="module")
+def cache():
+    return make_cache()
+
+
+def make_draft(kept=None, hidden=HIDDEN, layers=1, seed=1):
+    rows = None if kept is None else len(kept)
+    arch = Architecture(hidden, 2 * hidden, layers, 2, 1, hidden // 2, VOCAB, rows)
+    return build_draft(arch, torch.float32, kept, seed=seed)
+
+
+CONFIG = DistillConfig(max_steps=12, batch_tokens=64, lr=3e-3, autocast=False, evaluations=2, heldout_sequences=4)
+
+
+def weights(draft):
+    return torch.cat([p.detach().reshape(-1) for p in draft.parameters()])
+
+
+# ---- batches and losses
+
+
+def test_every_sequence_is_in_one_batch_of_an_epoch_and_batches_keep_their_size():
+    lengths = np.random.default_rng(0).integers(5, 60, 200).tolist()
+    batches = training.plan_epoch(lengths, 256, seed=3, epoch=0)
+    assert sorted(i for batch in batches for i in batch) == list(range(200))
+    widths = [max(lengths[i] for i in batch) * len(batch) for batch in batches]
+    assert max(widths) <= 256
+    assert sum(lengths) / sum(widths) > 0.95, "padding is waste"
+    assert batches == training.plan_epoch(lengths, 256, seed=3, epoch=0) != training.plan_epoch(lengths, 256, seed=3, epoch=1)
+    assert batches != training.plan_epoch(lengths, 256, seed=4, epoch=0)
+
+
+def test_a_batch_predicts_exactly_the_written_tokens(cache):
+    batch = training.make_batch(cache.sequences[:3])
+    flat = batch.input_ids.reshape(-1)
+    expected_inputs = torch.cat([s.token_ids[s.prompt_tokens - 1 : -1] for s in cache.sequences[:3]])
+    assert torch.equal(flat[batch.positions], expected_inputs)
+    assert torch.equal(batch.token_ids, torch.cat([s.written for s in cache.sequences[:3]]))
+    assert batch.tokens == sum(len(s) - 1 for s in cache.sequences[:3])
+
+
+def test_loss_terms_against_their_definitions():
+    draft = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]))
+    teacher = torch.log(torch.tensor([[0.5, 0.5, 1e-30], [0.2, 0.2, 0.6]]))
+    greedy = torch.tensor([0, -100])
+
+    def loss(**changes):
+        settings = {"kl_weight": 0.0, "ce_weight": 0.0, "tv_weight": 0.0, "feature_weight": 0.0} | changes
+        return float(training.distill_loss(draft, teacher, greedy, DistillConfig(max_steps=1, **settings)))
+
+    assert loss(kl_weight=1.0) == pytest.approx(0.5 * np.log(2) / 2, rel=1e-5)
+    assert loss(tv_weight=1.0) == pytest.approx(0.25 / 2, rel=1e-5)
+    assert loss(ce_weight=2.0) == pytest.approx(2 * np.log(2), rel=1e-5)
+    # A teacher of temperature 1/2 squares its probabilities: [.5, .5] stays, [.2 .2 .6] becomes [.04 .04 .36] / .44.
+    sharp = np.array([0.04, 0.04, 0.36]) / 0.44
+    expected = (0.5 * np.log(2) + float((sharp * np.log(sharp / [0.2, 0.2, 0.6])).sum())) / 2
+    assert loss(kl_weight=1.0, teacher_temperature=0.5) == pytest.approx(expected, rel=1e-5)
+    hidden = torch.tensor([[3.0, 4.0]])
+    only = DistillConfig(max_steps=1, kl_weight=0.0, feature_weight=1.0)
+    assert float(training.distill_loss(draft, teacher, greedy, only, hidden * 1.1, hidden)) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_schedule_warms_up_holds_and_anneals_to_zero():
+    config = DistillConfig(max_steps=1, lr=1e-3, warmup=0.1, anneal=0.25)
+    rates = [training.learning_rate(config, x) for x in (0.0, 0.05, 0.1, 0.5, 0.75, 0.875, 1.0)]
+    assert rates == pytest.approx([5e-5, 5.25e-4, 1e-3, 1e-3, 1e-3, 5e-4, 0.0])
+
+
+# ---- training
+
+
+@pytest.mark.parametrize("rows", [None, 30])
+@pytest.mark.parametrize("hidden", [HIDDEN, 24])
+def test_training_lowers_the_loss_and_raises_agreement(cache, rows, hidden):
+    counts = torch.bincount(torch.cat([s.written for s in cache.sequences]), minlength=VOCAB)
+    kept = None if rows is None else sorted(counts.argsort(descending=True)[:rows].tolist())
+    draft = make_draft(kept, hidden=hidden, layers=2)
+    embedding = draft.get_input_embeddings().weight.detach().clone()
+    train, _ = training.split_heldout(cache.sequences, 4)
+    before = np.concatenate(training.greedy_matches(draft, train)).mean()
+    result = distill(draft, cache, dataclasses.replace(CONFIG, max_steps=150, lr=5e-3, batch_tokens=256))
+    assert result.steps == 150 and result.alpha_curve[0].step == 0 and result.alpha_curve[-1].step == 150
+    losses = [p.value for p in result.loss_curve]
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+    assert np.concatenate(training.greedy_matches(draft, train)).mean() > before + 0.2
+    assert torch.equal(draft.get_input_embeddings().weight, embedding), "the embedding is frozen by default"
+    assert draft.get_input_embeddings().weight.requires_grad and not draft.training
+
+
+def test_the_teacher_is_rebuilt_on_the_kept_tokens(cache):
+    # A draft that is the target itself, head trimmed: no loss at all, whatever the kept tokens.
+    target = make_target()
+    kept = list(range(0, VOCAB, 3))
+    arch = Architecture(HIDDEN, 48, 2, 2, 1, 16, VOCAB, len(kept))
+    draft = build_draft(arch, torch.float32, kept)
+    state = {k: v for k, v in target.state_dict().items() if k != "lm_head.weight"}
+    draft.load_state_dict(state, strict=False)
+    with torch.no_grad():
+        draft.lm_head.weight.copy_(target.lm_head.weight[kept])
+    result = distill(draft, cache, dataclasses.replace(CONFIG, max_steps=1, lr=1e-9, evaluations=0))
+    assert result.loss_curve[0].value == pytest.approx(0.0, abs=1e-5)
+    greedy = torch.cat([s.greedy_ids for s in training.split_heldout(cache.sequences, 4)[1]])
+    assert result.alpha == pytest.approx(float(torch.isin(greedy, torch.tensor(kept)).float().mean()))
+
+
+def test_a_shortlisted_head_learns_too_and_leaves_no_token_out_of_the_batch(cache, monkeypatch):
+    monkeypatch.setattr(training, "_FULL_HEAD_LIMIT", 16)
+    monkeypatch.setattr(training, "_RANDOM_NEGATIVES", 4)
+    draft = make_draft(layers=2)
+    config = dataclasses.replace(CONFIG, max_steps=150, lr=5e-3, batch_tokens=256, shortlist=8)
+    run = training._Run(draft, [cache], config, None, None)
+    batch = training.make_batch(cache.sequences[:6])
+    rows = run._shortlist(batch)
+    assert torch.isin(batch.greedy_ids, rows).all() and len(rows) < VOCAB and torch.equal(rows, rows.unique())
+    assert torch.equal(run._shortlist(batch), rows)
+    run.close()
+    before = np.concatenate(training.greedy_matches(draft, cache.sequences)).mean()
+    distill(draft, cache, config)
+    assert np.concatenate(training.greedy_matches(draft, cache.sequences)).mean() > before + 0.2
+
+
+def test_paired_drafts_see_the_same_batches(cache, monkeypatch):
+    seen = []
+    real = training.make_batch
+    monkeypatch.setattr(training, "make_batch", lambda s: (seen[-1].append([x.id for x in s]), real(s))[1])
+    for layers in (1, 2):
+        seen.append([])
+        distill(make_draft(layers=layers, seed=layers), cache, CONFIG)
+    assert seen[0] == seen[1] and len(seen[0]) > 12
+
+
+def test_steps_tokens_or_seconds_end_a_run(cache):
+    assert distill(make_draft(), cache, CONFIG).steps == 12
+    by_tokens = distill(make_draft(), cache, DistillConfig(max_tokens=500, batch_tokens=64, autocast=False))
+    assert 500 <= by_tokens.tokens < 500 + 64
+    by_time = distill(make_draft(), cache, DistillConfig(budget_s=0.4, batch_tokens=64, autocast=False, evaluations=1))
+    assert 0.4 <= by_time.seconds < 3 and by_time.steps >= 1
+    with pytest.raises(ArchsearchError, match="budget_s, max_steps or max_tokens"):
+        DistillConfig()
+    with pytest.raises(ArchsearchError, match="lr=5"):
+        DistillConfig(max_steps=1, lr=5)
+
+
+# ---- checkpoints
+
+
+def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(cache, tmp_path):
+    straight = make_draft()
+    whole = distill(straight, cache, CONFIG, checkpoint_dir=tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    def kill(event):
+        if event["step"] == 7:
+            raise Killed
+
+    config = dataclasses.replace(CONFIG, checkpoint_every_s=1e-9)
+    with pytest.raises(Killed):
+        distill(make_draft(), cache, config, checkpoint_dir=tmp_path / "cut", progress=kill)
+    resumed = make_draft()
+    result = distill(resumed, cache, config, checkpoint_dir=tmp_path / "cut")
+    assert torch.equal(weights(resumed), weights(straight))
+    assert [p.step for p in result.loss_curve] == list(range(1, 13)) and result.tokens == whole.tokens
+    assert [p.value for p in result.loss_curve] == [p.value for p in whole.loss_curve]
+    # Finished is finished: the same call again changes nothing and takes no step.
+    again = make_draft()
+    assert distill(again, cache, config, checkpoint_dir=tmp_path / "cut").steps == 12
+    assert torch.equal(weights(again), weights(straight))
+
+
+def test_ctrl_c_saves_before_it_leaves(cache, tmp_path):
+    def interrupt(event):
+        if event["step"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(make_draft(), cache, CONFIG, checkpoint_dir=tmp_path, progress=interrupt)
+    state = torch.load(tmp_path / training.CHECKPOINT, weights_only=True)
+    assert state["step"] == 5
+    assert [p.name for p in tmp_path.iterdir()] == [training.CHECKPOINT]
+
+
+def test_checkpoints_of_something_else_are_refused_with_words(cache, tmp_path):
+    distill(make_draft(), cache, CONFIG, checkpoint_dir=tmp_path)
+    with pytest.raises(ArchsearchError, match="a draft of another shape"):
+        distill(make_draft(layers=2), cache, CONFIG, checkpoint_dir=tmp_path)
+    with pytest.raises(ArchsearchError, match="other text or another target"):
+        distill(make_draft(), make_cache(seed=5), CONFIG, checkpoint_dir=tmp_path)
+    with pytest.raises(ArchsearchError, match="other training settings"):
+        distill(make_draft(), cache, dataclasses.replace(CONFIG, lr=1e-4), checkpoint_dir=tmp_path)
+    # A longer budget is no other run, and neither is text that has grown meanwhile.
+    assert distill(make_draft(), cache, dataclasses.replace(CONFIG, max_steps=14), checkpoint_dir=tmp_path).steps == 14
+    grown = TextCache(None, cache.meta, cache.sequences + cache.sequences[:5], cache.head)
+    assert distill(make_draft(), grown, dataclasses.replace(CONFIG, max_steps=15), checkpoint_dir=tmp_path).steps == 15
+    (tmp_path / training.CHECKPOINT).write_bytes(b"half a file")
+    with pytest.raises(ArchsearchError, match="cannot read the checkpoint"):
+        distill(make_draft(), cache, CONFIG, checkpoint_dir=tmp_path)
+
+
+def test_a_loss_that_is_no_number_is_a_failed_run_and_keeps_the_last_good_checkpoint(cache, tmp_path, monkeypatch):
+    real = training.distill_loss
+    calls = []
+
+    def breaks(*args):
+        calls.append(1)
+        return real(*args) * (float("nan") if len(calls) == 6 else 1.0)
+
+    monkeypatch.setattr(training, "distill_loss", breaks)
+    config = dataclasses.replace(CONFIG, checkpoint_every_s=1e-9)
+    with pytest.raises(RunFailed, match="step 5: the loss is nan.*lower learning rate than 0.003.*checkpoint") as caught:
+        distill(make_draft(), cache, config, checkpoint_dir=tmp_path)
+    assert caught.value.exit_code == 1
+    assert torch.load(tmp_path / training.CHECKPOINT, weights_only=True)["step"] == 5
+
+
+def test_gradients_that_are_no_number_stop_before_they_reach_the_weights(cache, monkeypatch):
+    draft = make_draft()
+    draft.lm_head.weight.register_hook(lambda grad: grad * float("inf"))
+    with pytest.raises(RunFailed, match="step 0"):
+        distill(draft, cache, CONFIG)
+    assert torch.isfinite(weights(draft)).all()
+
+
+def test_a_draft_of_another_vocabulary_is_refused(cache):
+    arch = Architecture(32, 64, 1, 2, 1, 16, VOCAB + 8)
+    with pytest.raises(ArchsearchError, match="does not fit the text's target"):
+        distill(build_draft(arch), cache, CONFIG)
+    with pytest.raises(ArchsearchError, match="different targets"):
+        distill(make_draft(), [cache, make_cache(seed=7, count=11)], CONFIG)
+
+
+def test_progress_and_result_can_be_written_as_json(cache):
+    events = []
+    result = distill(make_draft(), cache, CONFIG, progress=events.append)
+    assert [e["step"] for e in events] == list(range(1, 13)) and events[-1]["fraction"] == 1.0
+    json.dumps([events, dataclasses.asdict(result)])
+    assert result.tokens_per_s > 0
+
+
+def test_the_ceiling_is_a_rate_and_leaves_the_draft_as_it_was(cache):
+    draft = make_draft()
+    before = weights(draft).clone()
+    rate = training.throughput_ceiling(draft, training.make_batch(cache.sequences[:8]), repeats=2, autocast=False)
+    assert rate > 0 and torch.equal(weights(draft), before)
+    assert all(p.grad is None and p.requires_grad for p in draft.parameters())
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_half_checkpoint(cache, tmp_path, monkeypatch):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(ArchsearchError, match="No space left on device"):
+        distill(make_draft(), cache, CONFIG, checkpoint_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
