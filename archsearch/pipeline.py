@@ -133,7 +133,7 @@ def profile_device(request: ProfileRequest, progress: ProgressLine) -> dict[str,
                     memory,
                     progress,
                 )
-    slowdowns = bench.timer.slowdowns or [1.0]
+    slowdowns = bench.slowdowns or [1.0]
     quantiles = statistics.quantiles(slowdowns, n=20) if len(slowdowns) > 1 else [1.0] * 19
     return {
         "folder": str(folder),
@@ -190,7 +190,7 @@ def check_profile(
     model = LatencyModel(profile, dtype)
     before = profile.known_error.get(dtype, {})
     points = check_points(drafts, target, profile, dtype, count, seed=before.get("checks", 0), memory_bytes=memory)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for point, row in measure_points(bench, points, dtype, progress=progress):
         assert point.arch is not None
         predicted = model.forward_s(
@@ -234,7 +234,7 @@ def _error_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ latency to score with
+# ----------------------------------------------------------------------------------------------------- latency to score with
 
 
 @dataclass(frozen=True)
@@ -278,8 +278,8 @@ def choose_latency(
     if profile is None:
         name = dtype or next(d for d in ("bfloat16", "float16", "float32") if d in device.flops_per_s)
         words = (
-            f"datasheet roofline of {device.name}: nobody has profiled it here; expect errors of 15-25 % on large layers and 25-50 % on small "
-            f"ones"
+            f"datasheet roofline of {device.name}: nobody has profiled it here; "
+            "expect errors of 15-25 % on large layers and 25-50 % on small ones"
         )
         return LatencySource(RooflineLatency(device, name, mode), device, name, None, {"hash": None, "source": "roofline"}, words)
     names = [dtype] if dtype else [name for name, found in profile.combinations() if found == mode]
@@ -366,12 +366,14 @@ def estimate_drafts(
         notes = []
         if draft.architecture.vocab_size != ref.architecture.vocab_size:
             notes.append(
-                f"vocabulary {draft.architecture.vocab_size}, target {ref.architecture.vocab_size}: engines need the same tokenizer"
+                f"vocabulary {draft.architecture.vocab_size}, target {ref.architecture.vocab_size}: "
+                "engines need the same tokenizer"
             )
         if not fits(ref.architecture, draft.architecture, workload, source.device):
             need = memory_bytes(ref.architecture, draft.architecture, workload).total_bytes
             notes.append(
-                f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f} usable: raise --tensor-parallel"
+                f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f} usable: "
+                "raise --tensor-parallel"
             )
         priced.append((name, scorer(draft.architecture), notes))
     priced.sort(key=lambda item: -item[1].speedup.value)
@@ -488,7 +490,7 @@ class SearchSession:
             limits=memory_limits(space, target.architecture, workload, source.device),
         )
         arguments = request.arguments()
-        described = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
+        described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
         if request.run is not None and (request.run / "run.yaml").exists():
             run = resume_run(request.run, arguments, free=FREE_ARGUMENTS, **described)
         else:
@@ -538,7 +540,8 @@ def memory_limits(space: SearchSpace, target: Architecture, workload: Workload, 
             f"the target alone needs {memory_bytes(target, None, workload).total_bytes / 2**30:.1f} GiB per device and "
             f"{device.key} has {usable_bytes(device) / 2**30:.1f} usable; raise --tensor-parallel or lower --batch-size/--context"
         )
-    return Limits(limits.max_parameters, free if limits.max_memory_bytes is None else min(free, limits.max_memory_bytes))
+    most = free if limits.max_memory_bytes is None else min(free, limits.max_memory_bytes)
+    return Limits(limits.max_parameters, int(most))
 
 
 def check_weights(target: TargetRef) -> None:
@@ -696,7 +699,7 @@ def set_gamma(folder: Path, gamma: int) -> None:
     write_json(path, {**current, **gamma_settings(gamma)})
 
 
-# --------------------------------------------------------------------------------------------------- train, confirm, export, report
+# ------------------------------------------------------------------------------------------- train, confirm, export, report
 
 
 def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
@@ -739,8 +742,8 @@ def confirm_rank(
 ) -> dict[str, Any]:
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write confirmed.json.
 
-    The prediction beside it is the score's: latency from the profile, tau from the trace on held-out text; and once more with the tau
-    that the engine counted, which leaves only the latency's error.
+    The prediction beside it is the score's: latency from the profile, tau from the trace on held-out text; and once more with the
+    tau that the engine counted, which leaves only the latency's error.
     """
     import gc
 
@@ -849,8 +852,9 @@ def export_rank(path: Path, rank: int, output: Path) -> dict[str, Any]:
     if score.architecture.trimmed:
         cost = padded_head_cost(score.architecture, str(confirmed["dtype"]) if confirmed else "bfloat16")
         note = (
-            f"The head proposes {score.architecture.head_rows:,} of {score.architecture.vocab_size:,} tokens. Engines that need a full head load the "
-            f"padded one and read {cost['ratio']:.1f} times the weights per draft token; archsearch.models.load_draft keeps it trimmed."
+            f"The head proposes {score.architecture.head_rows:,} of {score.architecture.vocab_size:,} tokens. "
+            f"Engines that need a full head load the padded one and read {cost['ratio']:.1f} times the weights per draft token; "
+            "archsearch.models.load_draft keeps it trimmed."
         )
     return {"output": str(written), "gamma": gamma, "rank": rank, "note": note}
 

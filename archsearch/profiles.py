@@ -135,7 +135,7 @@ class Profile:
 
     device: dict[str, Any]
     stack: dict[str, str]
-    probe_reference_s: float | None = None
+    probe_reference_s: dict[str, float] = field(default_factory=dict)
     known_error: dict[str, Any] = field(default_factory=dict)
     origin: str = "measured on this device by archsearch profile"
     rows: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Profile:
         profile = cls(
             header["device"],
             header["stack"],
-            header.get("probe_reference_s"),
+            header.get("probe_reference_s", {}),
             header.get("known_error", {}),
             header.get("origin", ""),
             folder=folder,
@@ -252,7 +252,8 @@ class Profile:
             profile = cls.load(folder)
             if profile.device.get("key") != device.get("key"):
                 raise ArchsearchError(
-                    f"profile {folder} belongs to {profile.device.get('key')}, this device is {device.get('key')}; pass another --output"
+                    f"profile {folder} belongs to {profile.device.get('key')}, this device is {device.get('key')}; "
+                    "pass another --output"
                 )
             return profile
         profile = cls(device, stack, folder=folder)

@@ -29,7 +29,10 @@ def dtype_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One decoding regime. `context_len`: tokens already in the KV cache; `mode`: `eager` (transformers) or `graph` (CUDA graphs)."""
+    """One decoding regime.
+
+    `context_len`: tokens already in the KV cache; `mode`: `eager` (transformers) or `graph` (CUDA graphs).
+    """
 
     batch_size: int = 1
     context_len: int = 512

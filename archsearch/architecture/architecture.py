@@ -60,7 +60,8 @@ class Architecture:
                 raise InvalidShapeError(f"{name} must be a positive whole number, got {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidShapeError(
-                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads ({self.num_key_value_heads})"
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
+                f"({self.num_key_value_heads})"
             )
         if self.learned_positions == 0 and self.head_dim % 2:
             raise InvalidShapeError(f"rotary embeddings need an even head_dim, got {self.head_dim}")

@@ -1,4 +1,4 @@
-"""Parameters, bytes and FLOPs of an architecture. Arithmetic only; each function is one line of bookkeeping and can be checked."""
+"""Parameters, bytes and FLOPs of an architecture. Arithmetic only; each function is one line of bookkeeping, easily checked."""
 
 from __future__ import annotations
 

@@ -19,7 +19,10 @@ ENOUGH_ROWS = 300
 
 
 def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]:
-    """Profile (unless a profile of this CPU and stack is there), search, train, confirm, export. Each step continues what it finds."""
+    """Profile (unless a profile of this CPU and stack is there), search, train, confirm, export.
+
+    Each step continues what it finds.
+    """
     from archsearch import pipeline
     from archsearch.search.space import load_space
     from archsearch.targets import resolve_target
@@ -35,7 +38,8 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
             summary = pipeline.profile_device(request, line)
         say(f"{summary['rows']} rows in {summary['folder']}")
     say(
-        f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1 --run {run_path} --time-budget {budget_s:.0f}s"
+        f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1 --run {run_path} "
+        f"--time-budget {budget_s:.0f}s"
     )
     found = pipeline.search(
         pipeline.SearchRequest(TARGET, gpu="cpu", context=CONTEXT, confirm=1, time_budget_s=budget_s, run=run_path)

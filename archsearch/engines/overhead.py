@@ -17,6 +17,7 @@ from archsearch.engines.transformers import TransformersEngine
 from archsearch.profiles import Measurement, freeze_shape
 from archsearch.profiling.layers import ForwardRun, build_model
 from archsearch.profiling.sweep import CpuBench, Progress
+from archsearch.profiling.timer import Timer
 
 GAMMAS = (1, 2, 4, 7)
 CONTEXT = 128
@@ -24,41 +25,42 @@ TOKENS = 20
 
 
 def reference_draft(target: Architecture) -> Architecture:
-    """The draft that overhead is measured with: one small layer, an 8k head; small, so that little of the cycle is its own time."""
+    """The draft that overhead is measured with: one small layer, an 8k head, so that little of the cycle is its own time."""
     return Architecture(256, 512, 1, 4, 4, 64, target.vocab_size, draft_vocab_size=min(8192, target.vocab_size))
 
 
 def measure_overhead(
     bench: CpuBench, target: Architecture, dtype: str, *, rounds: int = 3, progress: Progress | None = None
 ) -> list[Measurement]:
-    """Rows of kind `engine` for transformers: per plain token (gamma 0) and per round (GAMMAS), seconds beyond the forward passes.
+    """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token (gamma 0) and round (GAMMAS).
 
     Plain and speculative generations alternate `rounds` times; each is divided by the probe run just before and after it.
     """
-    prompt = EnginePrompt("overhead", tuple(torch.randint(3, 1000, (CONTEXT - TOKENS // 2,)).tolist()))
+    prompt = EnginePrompt("overhead", tuple(torch.randint(0, min(1000, target.vocab_size), (CONTEXT - TOKENS // 2,)).tolist()))
     cycles: dict[int, list[float]] = {gamma: [] for gamma in (0, *GAMMAS)}
+    timer = bench.timer(dtype)
     passes: dict[int, list[float]] = {gamma: [] for gamma in cycles}
     first: list[float] = []
     later: list[float] = []
     with torch.inference_mode():
         pool = bench.pool(dtype)
         target_model = build_model(target, pool.flat.dtype, pool)
-        for holder in (target_model.config, target_model.generation_config):
+        holders: tuple[Any, ...] = (target_model.config, target_model.generation_config)
+        for holder in holders:
             holder.eos_token_id = None  # random weights must not end the text
         draft_model = build_model(reference_draft(target), pool.flat.dtype, pool)
         whole, small = ForwardRun(target_model, batch=1, context=CONTEXT), ForwardRun(draft_model, batch=1, context=CONTEXT)
-    for number in range(
-        rounds
-    ):  # the engine's cycles and the passes they are made of take turns, so that both feel the same machine
+    # The engine's cycles and the passes they are made of take turns, so that both feel the same machine.
+    for number in range(rounds):
         for position, gamma in enumerate(cycles):
             if progress is not None:
                 done = number * len(cycles) + position
                 progress(f"engine overhead {done + 1}/{rounds * len(cycles)}", float(done), float(rounds * len(cycles)))
             with torch.inference_mode():
-                passes[gamma] += bench.timer.time(whole.step(gamma + 1), calls=1, budget_s=0.5).times_s
-                first += bench.timer.time(small.step(1), before=bench.flush, budget_s=0.1).times_s
-                later += bench.timer.time(small.step(1), calls=4, budget_s=0.1).times_s
-            cycles[gamma] += _cycle_times(bench, target_model, draft_model if gamma else None, gamma, prompt)
+                passes[gamma] += timer.time(whole.step(gamma + 1), calls=1, budget_s=0.5).times_s
+                first += timer.time(small.step(1), before=bench.flush, budget_s=0.1).times_s
+                later += timer.time(small.step(1), calls=4, budget_s=0.1).times_s
+            cycles[gamma] += _cycle_times(timer, target_model, draft_model if gamma else None, gamma, prompt)
     rows = []
     for gamma, times in cycles.items():
         drafting = statistics.median(first) + (gamma - 1) * statistics.median(later) if gamma else 0.0
@@ -70,13 +72,13 @@ def measure_overhead(
     return rows
 
 
-def _cycle_times(bench: CpuBench, target: Any, draft: Any, gamma: int, prompt: EnginePrompt) -> list[float]:
+def _cycle_times(timer: Timer, target: Any, draft: Any, gamma: int, prompt: EnginePrompt) -> list[float]:
     """Probe-corrected seconds of the rounds (or plain tokens) of one generation; those that the end cut short are left out."""
     engine = TransformersEngine()
     engine.start(target, draft, gamma)
-    before = statistics.median(bench.timer.probe() for _ in range(5))
+    before = statistics.median(timer.probe() for _ in range(5))
     result = engine.generate([prompt], Sampling(max_new_tokens=TOKENS + gamma))[0]
-    after = statistics.median(bench.timer.probe() for _ in range(5))
-    slowdown = 0.5 * (before + after) / bench.timer.reference_s
+    after = statistics.median(timer.probe() for _ in range(5))
+    slowdown = 0.5 * (before + after) / timer.reference_s
     whole = result.gaps_s[: max(1, result.rounds - 1)] if gamma else result.gaps_s
     return [gap / slowdown for gap in whole]

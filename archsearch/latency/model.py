@@ -8,9 +8,9 @@ Three layers, each learnt from rows of its kind:
    models, which adds what single ops miss (launches, host time, cost per pass);
 3. what is left: a Gaussian process over the shape, whose leave-one-out errors are the model's own account of its precision.
 
-Weights of a small draft stay in the last-level cache from its second token on, and are pushed out by every verification pass. So ops
-are measured warm and cold, a pass in a loop lies between the two by how much of its weights fit the cache, and the first draft token of a round is
-priced cold: draft_s(gamma) = cold + (gamma - 1) * steady.
+Weights of a small draft stay in the last-level cache from its second token on, and are pushed out by every verification pass. So
+ops are measured warm and cold, a pass in a loop lies between the two by how much of its weights fit the cache, and the first
+draft token of a round is priced cold: draft_s(gamma) = cold + (gamma - 1) * steady.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class CacheFit:
 class LatencyModel:
     """Latency of forward passes from a Profile, for one dtype and mode; with `engine`, what that engine adds (see `overhead_s`).
 
-    After construction `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out relative errors of whole passes) hold what was learnt.
+    After construction `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out relative errors of whole passes) hold what
+    was learnt.
     Raises MissingDataError where the profile holds too few rows.
     """
 
@@ -191,7 +192,7 @@ class LatencyModel:
     # -- what a pass is made of ------------------------------------------------------------------------------------------------
 
     def _group_seconds(self, arch: Architecture, batch: int, tokens: int, context: int, ranks: int) -> tuple[Array, Array]:
-        """Warm and cold seconds of each of GROUPS for one pass, before coefficients. "pass", "layers" and "scatter" are counts."""
+        """Warm and cold seconds of each of GROUPS for one pass, before coefficients; "pass", "layers", "scatter" are counts."""
         key = (arch, batch, tokens, context, ranks)
         found = self._parts.get(key)
         if found is not None:
@@ -370,11 +371,11 @@ class LatencyModel:
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop."""
-        sizes = {"batch": workload.batch_size, "context": workload.context_len}
-        first = self.forward_s(draft, **sizes, cold=True)
+        batch, context = workload.batch_size, workload.context_len
+        first = self.forward_s(draft, batch=batch, context=context, cold=True)
         if gamma <= 1:
             return first
-        later = self.forward_s(draft, **sizes)
+        later = self.forward_s(draft, batch=batch, context=context)
         return Estimate(first.value + (gamma - 1) * later.value, first.std + (gamma - 1) * later.std, first.source)
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:

@@ -56,7 +56,7 @@ class Residual:
         noise = float(model.kernel_.k2.noise_level)
         scaled = inputs / scales
         covariance = amplitude * np.exp(-0.5 * _square_distance(scaled, scaled)) + noise * np.eye(len(inputs))
-        inverse = np.linalg.inv(covariance)
+        inverse: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
         return cls(scaled, scales, amplitude, noise, inverse @ log_ratio, inverse)
 
     def predict(self, point: Array) -> tuple[float, float]:

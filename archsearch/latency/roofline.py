@@ -1,7 +1,7 @@
 """Latency of a device that nobody profiled, from its datasheet: bytes over bandwidth, FLOPs over peak, a launch per kernel.
 
-The same answers as `LatencyModel`, with source `roofline` and a wide band: measured tables put rooflines of this kind 14-21 % off on
-large layers and 25-50 % on small ones. It is there so that a question is answered and marked, never to replace a profile.
+The same answers as `LatencyModel`, with source `roofline` and a wide band: measured tables put rooflines of this kind 14-21 % off
+on large layers and 25-50 % on small ones. It is there so that a question is answered and marked, never to replace a profile.
 """
 
 from __future__ import annotations

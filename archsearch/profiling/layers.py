@@ -1,4 +1,4 @@
-"""Whole decoder layers and whole models, in the real model code: what the sum of ops misses (launches, host time, cost per pass)."""
+"""Whole decoder layers and models, in the real model code: what the sum of ops misses (launches, host time, cost per pass)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archsearch.profiling.timer import WeightPool
 Run = Callable[[], object]
 
 
-def build_model(arch: Architecture, dtype: torch.dtype, pool: WeightPool) -> torch.nn.Module:
+def build_model(arch: Architecture, dtype: torch.dtype, pool: WeightPool) -> Any:
     """The Hugging Face module of `arch` with every weight written from the pool, in eval mode."""
     with cheap_initialisation():
         model = build_draft(arch, dtype)
@@ -25,7 +25,7 @@ def build_model(arch: Architecture, dtype: torch.dtype, pool: WeightPool) -> tor
     return model.eval()
 
 
-def _cache(model: torch.nn.Module) -> Any:
+def _cache(model: Any) -> Any:
     """The cache assisted generation uses: sliding layers keep enough of the past to take rejected tokens back."""
     from transformers import DynamicCache
 
@@ -39,7 +39,7 @@ def _cache(model: torch.nn.Module) -> Any:
 class ForwardRun:
     """Repeatable forward passes of `tokens` new tokens against a cache of `context`: each call leaves the cache as it was."""
 
-    def __init__(self, model: torch.nn.Module, *, batch: int, context: int) -> None:
+    def __init__(self, model: Any, *, batch: int, context: int) -> None:
         self.model = model
         vocab = model.config.vocab_size
         self.cache = _cache(model)

@@ -179,15 +179,26 @@ class CpuBench:
         self.profile = profile
         self.cold_bytes = max(96 << 20, 4 * last_level_cache_bytes)
         self._pools: dict[str, WeightPool] = {}
-        probe = Probe(self.pool("float32"))
-        if profile.probe_reference_s is None:
-            for _ in range(100):
-                probe()
-            profile.probe_reference_s = probe.reference_s()
-            if profile.folder is not None:
-                profile.save_header()
-        self.timer = Timer(probe, profile.probe_reference_s)
+        self._timers: dict[str, Timer] = {}
         self.flush = layers.cache_flusher(self.cold_bytes)
+
+    def timer(self, dtype: str) -> Timer:
+        """The timer of a dtype. Its probe's reference speed is taken once and kept in the profile, so that all rows share it."""
+        if dtype not in self._timers:
+            probe = Probe(self.pool(dtype))
+            if dtype not in self.profile.probe_reference_s:
+                for _ in range(100):
+                    probe()
+                self.profile.probe_reference_s[dtype] = probe.reference_s()
+                if self.profile.folder is not None:
+                    self.profile.save_header()
+            self._timers[dtype] = Timer(probe, self.profile.probe_reference_s[dtype])
+        return self._timers[dtype]
+
+    @property
+    def slowdowns(self) -> list[float]:
+        """Every slowdown seen so far, over all dtypes."""
+        return [slowdown for timer in self._timers.values() for slowdown in timer.slowdowns]
 
     def pool(self, dtype: str) -> WeightPool:
         if dtype not in self._pools:
@@ -232,7 +243,7 @@ class CpuBench:
                 before = self.flush
             else:
                 calls = 4 if weight_bytes_per_pass(point.arch, pool.itemsize) < self.cold_bytes else 1
-        timing = self.timer.time(run, before=before, budget_s=budget_s, calls=calls)
+        timing = self.timer(dtype).time(run, before=before, budget_s=budget_s, calls=calls)
         times = timing.times_s
         if point.kind == "layer":
             assert point.arch is not None

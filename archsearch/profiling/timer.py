@@ -1,7 +1,7 @@
 """The timer: repeats from a time budget, each bracketed by a reference probe, so that a shared machine can be measured.
 
-On a shared CPU the same kernel swings by tens of percent within seconds. A fixed probe run just before and after every repeat feels
-the same swing; dividing by it took the error of a latency model from 20 % to 6 % in our trials. Times are reported as they would
+On a shared CPU the same kernel swings by tens of percent within seconds. A fixed probe run just before and after every repeat
+feels the same swing; dividing by it took the error of a latency model from 20 % to 6 % in our trials. Times are reported as they would
 have been at the probe's reference speed, which the profile stores.
 """
 
@@ -53,11 +53,14 @@ class WeightPool:
 
 
 class Probe:
-    """A fixed piece of work that feels what slows a decode step: weights from memory, and many small kernels."""
+    """A fixed piece of work that feels what slows a decode step of the same dtype: weights from memory, arithmetic, small kernels.
+
+    One probe per dtype: other tenants' use of memory and caches slows bfloat16 and float32 kernels by different factors.
+    """
 
     def __init__(self, pool: WeightPool) -> None:
         self._weights = pool.matrices(1024, 640, 96 << 20)
-        self._x = torch.randn(1, 640).to(pool.flat.dtype)
+        self._inputs = [torch.randn(1, tokens, 640).to(pool.flat.dtype) for tokens in (1, 5, 1, 5)]
         self._small = torch.randn(1, 640)
         self._at = 0
 
@@ -65,8 +68,8 @@ class Probe:
         """Run once; seconds."""
         start = time.perf_counter()
         small = self._small
-        for _ in range(4):
-            torch.nn.functional.linear(self._x, self._weights[self._at % len(self._weights)])
+        for x in self._inputs:
+            torch.nn.functional.linear(x, self._weights[self._at % len(self._weights)])
             self._at += 1
             for _ in range(6):
                 small = small * 1.0001

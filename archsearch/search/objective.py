@@ -168,8 +168,8 @@ class Scorer:
 
     def _changed(self, workload: Workload, coverage: VocabularyCoverage | None) -> Scorer:
         return Scorer(
-            self.target, workload, self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain, coverage=coverage,
-            limits=self.limits, target_correlation=self.target_correlation,
+            self.target, workload, self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain,
+            coverage=coverage, limits=self.limits, target_correlation=self.target_correlation,
         )  # fmt: skip
 
     def _best(

@@ -1,0 +1,187 @@
+"""LatencyModel on a profile whose cost law is known: what it predicts for shapes it has not seen."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+from world import CostLaw, write_profile
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
+from archsearch.errors import MissingDataError
+from archsearch.latency.model import LatencyModel
+from archsearch.pipeline import sample_space
+from archsearch.profiles import Measurement, Profile
+from archsearch.search.space import load_space
+from archsearch.workload import Workload
+
+LAW = CostLaw()
+TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
+OUTLIERS, WILD = 3, 4
+
+
+@pytest.fixture(scope="module")
+def drafts() -> list[Architecture]:
+    return sample_space(load_space("demo"), TARGET, 400)
+
+
+@pytest.fixture(scope="module")
+def profile(drafts: list[Architecture], tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """Written through a folder and read back."""
+    folder = tmp_path_factory.mktemp("profile") / "cpu" / "stack"
+    write_profile(folder, drafts, TARGET, LAW, outliers=OUTLIERS, noisy_rows=WILD)
+    return Profile.load(folder)
+
+
+@pytest.fixture(scope="module")
+def model(profile: Profile) -> LatencyModel:
+    return LatencyModel(profile, LAW.dtype, engine="transformers")
+
+
+@pytest.fixture(scope="module")
+def unseen(profile: Profile) -> list[Architecture]:
+    names = list(Architecture.__dataclass_fields__)
+    seen = {tuple(row.sizes()[name] for name in names) for row in profile.select("forward", LAW.dtype, "eager")}
+    shapes = sample_space(load_space("demo"), TARGET, 80, seed=99)
+    return [shape for shape in shapes if tuple(getattr(shape, name) for name in names) not in seen]
+
+
+def only(profile: Profile, keep) -> Profile:
+    """A copy with the rows for which `keep(row)`."""
+    copy = Profile(profile.device, profile.stack, profile.probe_reference_s)
+    copy.add(row for row in profile.rows.values() if keep(row))
+    return copy
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("context", [96, 700])
+def test_unseen_drafts_within_a_few_percent_and_an_honest_std(
+    model: LatencyModel, unseen: list[Architecture], cold: bool, context: int
+) -> None:
+    assert len(unseen) > 40
+    errors, within = [], []
+    for arch in unseen:
+        predicted, true = model.forward_s(arch, context=context, cold=cold), LAW.forward_s(arch, context=context, cold=cold)
+        errors.append(abs(predicted.value / true - 1))
+        within.append(abs(predicted.value - true) <= 2 * predicted.std)
+        assert 0.003 < predicted.relative_std < 0.10 and predicted.source == "modelled"
+    assert statistics.median(errors) < 0.02 and max(errors) < 0.08
+    assert statistics.fmean(within) >= 0.85
+
+
+@pytest.mark.parametrize("gamma", range(1, 9))
+def test_verification_of_the_target(model: LatencyModel, gamma: int) -> None:
+    predicted = model.verify_s(TARGET, Workload(context_len=384, dtype=LAW.dtype), gamma)
+    true = LAW.forward_s(TARGET, tokens=gamma + 1, context=384)
+    assert predicted.value == pytest.approx(true, rel=0.05) and abs(predicted.value - true) < 3 * predicted.std
+
+
+def test_outliers_are_recognised_and_wild_rows_left_out(profile: Profile, model: LatencyModel) -> None:
+    rows = profile.select("forward", LAW.dtype, "eager")
+    assert sum(row.grossly_noisy for row in rows) == WILD
+    assert len(model.outliers_) == OUTLIERS
+    assert all(not row.grossly_noisy for row in model.outliers_)
+    for row in model.outliers_:
+        sizes = row.sizes()
+        tokens, context = sizes.pop("tokens"), sizes.pop("context")
+        sizes.pop("batch")
+        true = LAW.forward_s(Architecture(**sizes), tokens=tokens, context=context, cold=row.cache == "cold")
+        assert row.median_s > 2.5 * true
+
+
+def test_outliers_and_wild_rows_do_not_move_the_rest(drafts: list[Architecture], model: LatencyModel, unseen) -> None:
+    clean = LatencyModel(write_profile(None, drafts, TARGET, LAW), LAW.dtype)
+    ratios = [model.forward_s(arch).value / clean.forward_s(arch).value for arch in unseen]
+    assert max(abs(ratio - 1) for ratio in ratios) < 0.03
+
+
+def test_cold_is_never_faster_than_a_loop(model: LatencyModel, unseen: list[Architecture]) -> None:
+    for arch in unseen:
+        cold, loop = model.forward_s(arch, cold=True).value, model.forward_s(arch).value
+        assert cold >= 0.98 * loop  # the correction that each gets apart may differ by the noise
+        if weight_bytes_per_pass(arch, 4) < 16 * 2**20:
+            assert cold > 1.3 * loop
+
+
+def test_the_cache_is_found(model: LatencyModel) -> None:
+    """The law's cache holds 32 MiB: what is learnt says the same for small and large passes."""
+    assert model.cache_.cold_share(4 * 2**20) < 0.1 < 0.9 < model.cache_.cold_share(256 * 2**20)
+    assert model.cache_.cold_share(32 * 2**20) == pytest.approx(0.5, abs=0.3)
+
+
+def test_what_was_measured_is_looked_up(profile: Profile, model: LatencyModel) -> None:
+    for kind, make in (("gemm", Gemm), ("attention", Attention)):
+        for cache in ("warm", "cold"):
+            rows = profile.select(kind, LAW.dtype, "eager", cache)
+            assert rows
+            for row in rows:
+                assert model.ops.op_s(make(**row.sizes()), cache == "cold")[0] == row.median_s
+
+
+def test_ops_between_measured_ones(model: LatencyModel) -> None:
+    for op in (Gemm(1, 1000, 576), Gemm(1, 5000, 700), Attention(1, 1, 400, 9, 3, 64)):
+        for cold in (False, True):
+            seconds, std = model.ops.op_s(op, cold)
+            assert seconds == pytest.approx(LAW.op_s(op, cold), rel=0.06) and 0 < std < 0.2
+    norm = Elementwise("norm", 3 * 576)
+    assert model.ops.op_s(norm, False)[0] == pytest.approx(LAW.op_s(norm, False), rel=0.05)
+
+
+def test_draft_is_one_cold_step_and_then_a_loop(model: LatencyModel, unseen: list[Architecture]) -> None:
+    workload = Workload(context_len=256, dtype=LAW.dtype)
+    for arch in unseen[:5]:
+        first, later = model.forward_s(arch, cold=True), model.forward_s(arch)
+        assert model.draft_s(arch, workload, 1) == first
+        assert model.draft_s(arch, workload, 5).value == pytest.approx(first.value + 4 * later.value)
+
+
+def test_engine_rows_give_the_overhead(profile: Profile, model: LatencyModel) -> None:
+    workload = Workload(context_len=256, dtype=LAW.dtype)
+    assert model.engines == ("transformers",)
+    for gamma in (1, 3, 8):
+        extra = model.overhead_s(TARGET, workload, gamma)
+        assert extra.value == pytest.approx(LAW.round_s + gamma * LAW.token_s) and extra.source == "measured"
+    alone = LatencyModel(profile, LAW.dtype)
+    assert alone.overhead_s(TARGET, workload, 3).value == 0.0
+    assert model.decode_s(TARGET, workload).value - alone.decode_s(TARGET, workload).value == pytest.approx(LAW.plain_s)
+
+
+@pytest.mark.parametrize("kind", ["gemm", "attention", "elementwise", "forward"])
+def test_too_few_rows_say_which_and_what_to_do(profile: Profile, kind: str) -> None:
+    words = {"forward": "0 whole-forward rows"}.get(kind, f"too few {kind} rows")
+    with pytest.raises(MissingDataError, match=f"{words}.*float32.*archsearch profile") as caught:
+        LatencyModel(only(profile, lambda row: row.kind != kind), LAW.dtype)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_dtype_or_mode_is_missing(profile: Profile) -> None:
+    with pytest.raises(MissingDataError, match="bfloat16"):
+        LatencyModel(profile, "bfloat16")
+    with pytest.raises(MissingDataError, match="graph"):
+        LatencyModel(profile, LAW.dtype, "graph")
+
+
+def test_tensor_parallel_needs_all_reduce_rows(model: LatencyModel) -> None:
+    with pytest.raises(MissingDataError, match="all_reduce"):
+        model.ops.op_s(AllReduce(576, 2), False)
+
+
+def test_without_layer_rows_the_passes_alone_decide(profile: Profile, unseen: list[Architecture]) -> None:
+    model = LatencyModel(only(profile, lambda row: row.kind != "layer"), LAW.dtype)
+    errors = [abs(model.forward_s(arch).value / LAW.forward_s(arch) - 1) for arch in unseen]
+    assert statistics.median(errors) < 0.03
+
+
+def test_summary_and_a_row_that_came_later(profile: Profile, model: LatencyModel, tmp_path: Path) -> None:
+    """The summary is plain data; a row recorded again replaces the old one in the next fit."""
+    summary = model.summary()
+    assert summary["rows"] == len(profile.rows) and summary["leave_one_out_median"] < 0.02
+    assert summary["engines"]["transformers"]["round_s"] == pytest.approx(LAW.round_s)
+    copy = only(profile, lambda row: True)
+    copy.folder = tmp_path
+    row = profile.select("gemm", LAW.dtype, "eager", "cold")[0]
+    copy.record(Measurement(row.kind, row.shape, row.dtype, row.mode, row.cache, (0.5, 0.5, 0.5)))
+    assert LatencyModel(copy, LAW.dtype).ops.op_s(Gemm(**row.sizes()), True)[0] == 0.5
