@@ -6,7 +6,7 @@ TORCH_ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-slow test-all lint install clean
+.PHONY: demo test test-slow test-all lint docs install clean
 
 install: $(VENV)/installed
 
@@ -32,6 +32,9 @@ test-all: test test-slow
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: install
+	$(BIN)/python docs/generate_cli.py
 
 clean:
 	rm -rf $(VENV) runs demo-out

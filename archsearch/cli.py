@@ -15,7 +15,7 @@ import click
 
 from archsearch import __version__
 from archsearch.errors import ArchsearchError
-from archsearch.progress import ProgressLine, human_time
+from archsearch.progress import human_time
 
 
 class Group(click.Group):
@@ -198,8 +198,7 @@ def profile(
         engine=not no_engine,
         seed=seed,
     )
-    with ProgressLine("profile", quiet=False) as progress:
-        result = profile_device(request, progress)
+    result = profile_device(request)
     emit(result, profile_text(result), as_json)
 
 

@@ -34,11 +34,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, data: Any) -> None:
+    """Write indented JSON atomically."""
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 

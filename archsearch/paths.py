@@ -15,6 +15,7 @@ def data_dir(name: str) -> Path:
 
 
 def package_dir() -> Path:
+    """The folder of the package itself."""
     return _PACKAGE
 
 

@@ -79,7 +79,7 @@ def device_dtypes(device: Device, asked: Sequence[str]) -> list[str]:
     return ["bfloat16", "float32"] if device.native_bf16 else ["float32", "bfloat16"]
 
 
-def profile_device(request: ProfileRequest, progress: ProgressLine) -> dict[str, Any]:
+def profile_device(request: ProfileRequest) -> dict[str, Any]:
     """Measure this device until the budget is spent or every planned row exists; continue where an earlier run stopped.
 
     Returns a summary: folder, rows, noise, what the latency model learnt per dtype, and the check's results.
@@ -110,9 +110,10 @@ def profile_device(request: ProfileRequest, progress: ProgressLine) -> dict[str,
     points = {
         dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory) for dtype in dtypes
     }
-    sweeps.sweep(bench, points, budget_s=request.budget_s, progress=progress)
+    with ProgressLine("profile") as line:
+        sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
     if request.engine and request.batch_size == 1:
-        _measure_engine(bench, profile, request.target, dtypes, memory, progress)
+        _measure_engine(bench, profile, request.target, dtypes, memory)
     learnt = {}
     for dtype in dtypes:
         try:
@@ -123,16 +124,8 @@ def profile_device(request: ProfileRequest, progress: ProgressLine) -> dict[str,
     if request.check:
         for dtype in dtypes:
             if "missing" not in learnt[dtype]:
-                checks[dtype] = check_profile(
-                    bench,
-                    profile,
-                    drafts_for_check(request, reference, profile),
-                    request.target,
-                    dtype,
-                    request.check,
-                    memory,
-                    progress,
-                )
+                unseen = drafts_for_check(request, reference, profile)
+                checks[dtype] = check_profile(bench, profile, unseen, request.target, dtype, request.check, memory)
     slowdowns = bench.slowdowns or [1.0]
     quantiles = statistics.quantiles(slowdowns, n=20) if len(slowdowns) > 1 else [1.0] * 19
     return {
@@ -157,9 +150,7 @@ def drafts_for_check(request: ProfileRequest, reference: Architecture, profile: 
     return sample_space(request.space, reference, 400, 1_000_003 + request.seed + done)
 
 
-def _measure_engine(
-    bench: Any, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float, progress: ProgressLine
-) -> None:
+def _measure_engine(bench: Any, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float) -> None:
     """Engine rows for each dtype that has none yet for this vocabulary."""
     from archsearch.architecture.counts import weight_bytes_per_pass
     from archsearch.engines.overhead import measure_overhead
@@ -170,8 +161,9 @@ def _measure_engine(
     for dtype in dtypes:
         known = {row.sizes()["vocab_size"] for row in profile.select("engine", dtype, "eager")}
         if subject.vocab_size not in known:
-            for row in measure_overhead(bench, subject, dtype, progress=progress):
-                profile.record(row)
+            with ProgressLine(f"what transformers adds, {dtype}") as line:
+                for row in measure_overhead(bench, subject, dtype, progress=line):
+                    profile.record(row)
 
 
 def check_profile(
@@ -182,7 +174,6 @@ def check_profile(
     dtype: str,
     count: int,
     memory: float,
-    progress: ProgressLine,
 ) -> dict[str, Any]:
     """Measure whole drafts (and verification passes) that the profile has not seen and compare; store it as the known error."""
     from archsearch.profiling.sweep import check_points, measure_points
@@ -191,7 +182,9 @@ def check_profile(
     before = profile.known_error.get(dtype, {})
     points = check_points(drafts, target, profile, dtype, count, seed=before.get("checks", 0), memory_bytes=memory)
     rows: list[dict[str, Any]] = []
-    for point, row in measure_points(bench, points, dtype, progress=progress):
+    with ProgressLine(f"check {dtype}") as line:
+        measured = list(measure_points(bench, points, dtype, progress=line))
+    for point, row in measured:
         assert point.arch is not None
         predicted = model.forward_s(
             point.arch, batch=point.batch, tokens=point.tokens, context=point.context, cold=point.cache == "cold"
@@ -458,8 +451,11 @@ class SearchSession:
     run: Run
 
     @classmethod
-    def start(cls, request: SearchRequest) -> SearchSession:
-        """Resolve names, load the profile and open or create the run folder: everything that can be wrong, before any work."""
+    def start(cls, request: SearchRequest, run: Run | None = None) -> SearchSession:
+        """Resolve names, load the profile and open or create the run folder: everything that can be wrong, before any work.
+
+        `run`: an opened run to go on with, whatever profile it was searched with.
+        """
         target = resolve_target(request.target)
         if request.engine != "transformers":
             raise ArchsearchError(f"engine {request.engine!r} is not built yet; use --engine transformers")
@@ -491,7 +487,9 @@ class SearchSession:
         )
         arguments = request.arguments()
         described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
-        if request.run is not None and (request.run / "run.yaml").exists():
+        if run is not None:
+            pass
+        elif request.run is not None and (request.run / "run.yaml").exists():
             run = resume_run(request.run, arguments, free=FREE_ARGUMENTS, **described)
         else:
             ensure_writable_dir(request.run or Path("runs"))
@@ -506,7 +504,8 @@ class SearchSession:
         for name in ("prompts", "heldout", "text"):
             known[name] = Path(known[name]) if known.get(name) else None
         folder = run.info["profile"].get("folder")
-        return cls.start(SearchRequest(**{**known, "confirm": 0}, run=path, profile=Path(folder) if folder else None))
+        named = Path(folder) if folder and Path(folder).is_dir() else None
+        return cls.start(SearchRequest(**{**known, "confirm": 0}, run=path, profile=named), run)
 
     def workshop(self) -> Workshop:
         """Where this run's drafts are trained."""

@@ -52,10 +52,12 @@ def _check_gamma(gamma: int) -> None:
 
 
 def logit(probability: float) -> float:
+    """Log-odds of a probability strictly between 0 and 1."""
     return math.log(probability / (1.0 - probability))
 
 
 def sigmoid(value: float) -> float:
+    """The inverse of `logit`; does not overflow."""
     return 1.0 / (1.0 + math.exp(-value)) if value >= 0 else math.exp(value) / (1.0 + math.exp(value))
 
 

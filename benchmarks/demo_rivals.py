@@ -1,11 +1,12 @@
-"""Is the searched draft faster than the drafts one would have built by hand, with the same training? And does the prediction hold?
+"""Is the searched draft faster than drafts one would have built by hand, with the same training? And does the prediction hold?
 
     python benchmarks/demo_rivals.py runs/demo [--prompts 12] [--gammas 2,4,6] [--budget SECONDS] [--json FILE]
 
-Takes a confirmed run. Rivals of the run's best draft, each with the same trimmed head, trained from the same target on the same text for
-the same seconds: the conventional draft of equal parameters (deep and narrow), the target-shaped one, and the llama-68m shape. Every draft
-then runs in the engine, interleaved with the target alone, at each gamma; the table puts the prediction (latency from the profile,
-tau from held-out text) beside the measurement. Trained rivals are kept in the run, so a second call only measures.
+Takes a confirmed run. Rivals of the run's best draft, each with the same trimmed head, trained from the same target on the same
+text for the same seconds: the conventional draft of equal parameters (deep and narrow), the target-shaped one, and the llama-68m
+shape. Every draft then runs in the engine, interleaved with the target alone, at each gamma; the table puts the prediction
+(latency from the profile, tau from held-out text) beside the measurement. Trained rivals are kept in the run, so a second call
+only measures.
 """
 
 from __future__ import annotations
@@ -82,10 +83,19 @@ def main() -> None:
     local = scorer.at_context(context)
     rows = []
     for name, trained in drafts.items():
-        wanted = sorted({int(g) for g in options.gammas.split(",")} | {local.measured(trained.architecture, trained.alpha, trained.tau).gamma})
+        predicted_gamma = local.measured(trained.architecture, trained.alpha, trained.tau).gamma
+        wanted = sorted({int(g) for g in options.gammas.split(",")} | {predicted_gamma})
         draft = load_draft(trained.folder, session.source.dtype)
         with ProgressLine(name) as line:
-            results = confirm(lambda: TransformersEngine(dtype=session.source.dtype), shop.model(), draft, wanted, prompts, sampling, progress=line)
+            results = confirm(
+                lambda: TransformersEngine(dtype=session.source.dtype),
+                shop.model(),
+                draft,
+                wanted,
+                prompts,
+                sampling,
+                progress=line,
+            )
         for gamma, outcome in results.items():
             predicted = local.measured(trained.architecture, trained.alpha, trained.tau, gammas=[gamma])
             counted = local.measured(trained.architecture, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
@@ -107,7 +117,8 @@ def summary(rows: list[dict]) -> dict:
     """Share of predictions within 10 %, and the best gamma of each draft."""
     errors = [abs(row["error"]) for row in rows]
     counted = [abs(row["error_at_measured_tau"]) for row in rows]
-    best = {name: max(row["speedup"] for row in rows if row["draft"] == name) for name in dict.fromkeys(row["draft"] for row in rows)}
+    names = dict.fromkeys(row["draft"] for row in rows)
+    best = {name: max(row["speedup"] for row in rows if row["draft"] == name) for name in names}
     return {"within_10_percent": sum(e <= 0.10 for e in errors) / len(errors), "median_error": median(errors),
             "within_10_percent_at_measured_tau": sum(e <= 0.10 for e in counted) / len(counted),
             "median_error_at_measured_tau": median(counted), "best_speedup": best}  # fmt: skip
@@ -115,7 +126,10 @@ def summary(rows: list[dict]) -> dict:
 
 def report(rows: list[dict], budget: float) -> None:
     print(f"Each draft trained {budget:.0f} s on the same text. Speed-up: median over prompts, 5-95 % by bootstrap.\n")
-    print(f"{'draft':36s} {'shape':38s} {'gamma':>5s} {'alpha':>6s} {'tau':>5s} {'speed-up':>17s} {'predicted':>9s} {'error':>7s} {'at tau':>7s}")
+    print(
+        f"{'draft':36s} {'shape':38s} {'gamma':>5s} {'alpha':>6s} {'tau':>5s} {'speed-up':>17s} {'predicted':>9s} "
+        f"{'error':>7s} {'at tau':>7s}"
+    )
     for row in rows:
         low, high = row["interval"]
         print(f"{row['draft']:36s} {row['shape']:38s} {row['gamma']:5d} {row['alpha']:6.3f} {row['tau']:5.2f} "

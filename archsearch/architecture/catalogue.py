@@ -49,6 +49,7 @@ def _stems() -> list[str]:
 
 
 def entries() -> list[CatalogueEntry]:
+    """Every entry, in the order of `names`."""
     return [load(name) for name in names()]
 
 

@@ -27,6 +27,7 @@ def norm_params(arch: Architecture) -> int:
 
 
 def layer_params(arch: Architecture) -> int:
+    """Weights and biases of one decoder layer, its two norms included."""
     return attention_params(arch) + mlp_params(arch) + 2 * norm_params(arch)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from archsearch.errors import MissingDataError
 from archsearch.hardware.identify import identify_cpu
 from archsearch.profiles import Profile, current_stack, find_profile
-from archsearch.progress import ProgressLine, human_time
+from archsearch.progress import human_time
 
 TARGET = "smollm2-135m"
 CONTEXT = 160
@@ -34,8 +34,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     if not profiled():
         say(f"$ archsearch profile --gpu cpu --target {TARGET} --budget {PROFILE_BUDGET_S:.0f}s")
         request = pipeline.ProfileRequest("cpu", target.architecture, load_space("demo"), budget_s=PROFILE_BUDGET_S)
-        with ProgressLine("profile") as line:
-            summary = pipeline.profile_device(request, line)
+        summary = pipeline.profile_device(request)
         say(f"{summary['rows']} rows in {summary['folder']}")
     say(
         f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1 --run {run_path} "

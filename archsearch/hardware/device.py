@@ -86,6 +86,7 @@ def devices() -> Mapping[str, Device]:
 
 
 def device_keys() -> list[str]:
+    """Keys of every known device, sorted by file name."""
     return list(devices())
 
 

@@ -169,7 +169,8 @@ def plan(
 def _interleave(*groups: list[Point]) -> list[Point]:
     """Merge so that every prefix holds the same share of each group."""
     keyed = [((i + 0.5) / len(group), number, point) for number, group in enumerate(groups) for i, point in enumerate(group)]
-    return [point for _, _, point in sorted(keyed, key=lambda item: item[:2])]
+    # A draft and the target may share a GEMM: planned once.
+    return list(dict.fromkeys(point for _, _, point in sorted(keyed, key=lambda item: item[:2])))
 
 
 class CpuBench:

@@ -1,8 +1,8 @@
 """The timer: repeats from a time budget, each bracketed by a reference probe, so that a shared machine can be measured.
 
 On a shared CPU the same kernel swings by tens of percent within seconds. A fixed probe run just before and after every repeat
-feels the same swing; dividing by it took the error of a latency model from 20 % to 6 % in our trials. Times are reported as they would
-have been at the probe's reference speed, which the profile stores.
+feels the same swing; dividing by it took the error of a latency model from 20 % to 6 % in our trials. Times are reported as they
+would have been at the probe's reference speed, which the profile stores.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WeightPool:
 
 
 class Probe:
-    """A fixed piece of work that feels what slows a decode step of the same dtype: weights from memory, arithmetic, small kernels.
+    """A fixed piece of work that feels what slows a decode step of its dtype: weights from memory, arithmetic, small kernels.
 
     One probe per dtype: other tenants' use of memory and caches slows bfloat16 and float32 kernels by different factors.
     """

@@ -1,0 +1,65 @@
+"""The documentation says what the code does: generated help is fresh, links lead somewhere, documented fields exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from archsearch.profiles import KINDS
+from archsearch.runs import CONFIRMED_FIELDS
+from archsearch.search.objective import Score
+from archsearch.search.space import CONSTRAINTS, DIMENSIONS, SearchSpace
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md")) + [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_cli", DOCS / "generate_cli.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def test_cli_page_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "53")  # a terminal's width must not matter
+    assert text("cli.md") == generator().cli_markdown(), "docs/cli.md is stale; refresh it with: make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in link and not link.startswith("#"):
+            assert (page.parent / link.split("#")[0]).exists(), f"{page.name} links to {link}, which does not exist"
+
+
+def test_files_page_names_every_field() -> None:
+    page = text("files.md")
+    fields = [field.name for field in dataclasses.fields(Score)]
+    for name in (*fields, *CONFIRMED_FIELDS, *DIMENSIONS, *CONSTRAINTS, "ffn_multiple", "description"):
+        assert f"`{name}`" in page, f"docs/files.md does not explain {name}"
+
+
+def test_profiles_page_names_every_kind_of_row() -> None:
+    for kind in KINDS:
+        assert f"`{kind}`" in text("profiles.md"), f"docs/profiles.md does not explain {kind} rows"
+
+
+def test_the_search_space_of_files_page_is_valid() -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", text("files.md"), re.DOTALL)
+    spaces = [data for data in map(yaml.safe_load, examples) if "dimensions" in data]
+    assert spaces, "docs/files.md shows no search space"
+    for data in spaces:
+        SearchSpace.from_dict(data, "documented")

@@ -1,0 +1,147 @@
+"""The house keeps its order: who may import whom, what `--help` may load, what every module must hold to."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import archsearch
+
+PACKAGE = Path(archsearch.__file__).resolve().parent
+
+# Floors from the ground up. A room (a module or a folder of the package) imports itself and rooms on floors below its own.
+FLOORS = (
+    ("errors", "estimate", "paths", "progress"),
+    ("files", "workload", "speedup"),
+    ("hardware", "architecture"),
+    ("capacity", "profiles", "targets"),
+    ("models",),
+    ("training", "latency"),
+    ("profiling", "acceptance"),
+    ("search", "engines", "export"),
+    ("runs", "finalists"),
+    ("report", "listing"),
+    ("pipeline",),
+    ("demo",),
+    ("cli",),
+)
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+GROUND = [room for rooms in FLOORS[:3] for room in rooms]  # what everything else stands on: explained without exception
+HEAVY = ("torch", "transformers", "optuna", "sklearn", "scipy", "pandas", "matplotlib", "numpy")
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+IDS = [str(path.relative_to(PACKAGE)) for path in MODULES]
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
+def room_of(path: Path) -> str:
+    """The room of a file: its folder under archsearch/, or its own name. "" for archsearch/__init__.py."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def imported_rooms(tree: ast.Module) -> set[tuple[str, int]]:
+    """(room, line) of every archsearch import anywhere in a module: lazy ones and those for type checkers count too."""
+    found = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            # `archsearch.__version__` and the like are the package itself, below all floors.
+            if parts[0] == "archsearch" and len(parts) > 1 and not parts[1].startswith("__"):
+                found.add((parts[1], node.lineno))
+    return found
+
+
+def wrong_imports(room: str, tree: ast.Module) -> list[str]:
+    """What a module of `room` imports from its own floor or above, other than its own room."""
+    return [
+        f"line {line}: {room} (floor {FLOOR_OF[room]}) imports {other} (floor {FLOOR_OF[other]})"
+        for other, line in sorted(imported_rooms(tree), key=lambda item: item[1])
+        if other != room and FLOOR_OF[other] >= FLOOR_OF[room]
+    ]
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room_of(path) for path in MODULES} - {""} == set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
+    room = room_of(path)
+    if not room:
+        assert not imported_rooms(TREES[path]), "archsearch/__init__.py loads its names on first use and imports no room"
+        return
+    assert not wrong_imports(room, TREES[path])
+
+
+def test_the_check_sees_lazy_and_aliased_imports() -> None:
+    bad = "from archsearch import cli as c\ndef f():\n    import archsearch.pipeline\n    from archsearch.report import x\n"
+    assert [text.split(" imports ")[1].split()[0] for text in wrong_imports("search", ast.parse(bad))] == [
+        "cli",
+        "pipeline",
+        "report",
+    ]
+    good = "from archsearch import __version__, files\nfrom archsearch.search.space import Limits\n"
+    assert not wrong_imports("search", ast.parse(good))
+    assert wrong_imports("runs", ast.parse("from archsearch.finalists import Workshop")), "the same floor is not below"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_no_relative_imports_and_no_print(path: Path) -> None:
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import; write it from archsearch down"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "print", f"line {node.lineno}: print; return text, or use click.echo in cli.py"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if room_of(path) in GROUND], ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_ground_floors_explain_themselves(path: Path) -> None:
+    tree = TREES[path]
+    missing = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node)
+    ]
+    assert not missing, f"without docstring: {', '.join(missing)}"
+    if path.name != "__init__.py":
+        assert ast.get_docstring(tree), "the module has no docstring"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import archsearch",
+        "import archsearch.cli",
+        "from click.testing import CliRunner; from archsearch.cli import main; "
+        "assert CliRunner().invoke(main, ['--help']).exit_code == 0; "
+        "assert CliRunner().invoke(main, ['search', '--help']).exit_code == 0",
+    ],
+    ids=["package", "cli", "help"],
+)
+def test_nothing_heavy_is_imported_on_the_way_to_help(code: str) -> None:
+    program = f"import json, sys; {code}; print(json.dumps(sorted(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(json.loads(answer.stdout.splitlines()[-1]))
+    assert not loaded & set(HEAVY)
+
+
+def test_public_names_of_the_package_exist() -> None:
+    # In a process of its own: they load torch-free modules only, but numpy and yaml come along.
+    program = (
+        "import archsearch; [getattr(archsearch, name) for name in archsearch.__all__]; import sys; print('torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.strip() == "False"
