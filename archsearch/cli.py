@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +27,12 @@ class Group(click.Group):
             return super().invoke(context)
         except ArchsearchError as error:
             click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            context.exit(error.exit_code)
+        except click.UsageError as error:  # click prints three lines of usage around it
+            if isinstance(error, click.exceptions.NoArgsIsHelpError):
+                raise
+            where = error.ctx.command_path if error.ctx else "archsearch"
+            click.echo(f"Error: {' '.join(error.format_message().split())} (see {where} --help)", err=True)
             context.exit(error.exit_code)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
@@ -51,7 +58,7 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
         seconds = float(number) * units[unit]
     except ValueError:
         seconds = -1.0
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise click.BadParameter(f"{value!r} is no duration; write 90s, 10m or 1.5h")
     return seconds
 
@@ -68,6 +75,20 @@ def alpha_choice(_context: click.Context, _parameter: click.Parameter, value: st
     except ValueError:
         pass
     raise click.BadParameter(f"{value!r} is neither prior, distilled nor a number between 0 and 1")
+
+
+def dtype_choice(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """A dtype's canonical name; `bf16` and other aliases are accepted."""
+    from archsearch.workload import dtype_name
+
+    return None if value is None else dtype_name(value)
+
+
+def engine_choice(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Engines that are built."""
+    if value != "transformers":
+        raise click.BadParameter(f"engine {value!r} is not built yet; use --engine transformers")
+    return value
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -298,7 +319,12 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--temperature", default=0.0, show_default=True, metavar="F"),
         click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(min=1), metavar="N"),
-        click.option("--dtype", metavar="D", help="Default: the one in which the target decodes fastest, by the profile."),
+        click.option(
+            "--dtype",
+            metavar="D",
+            callback=dtype_choice,
+            help="Default: the one in which the target decodes fastest, by the profile.",
+        ),
         click.option("--mode", type=click.Choice(["eager", "graph"]), default="eager", show_default=True),
         click.option(
             "--alpha",
@@ -315,7 +341,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Which text the prior is for: one kind of task, or chat, code and documents together.",
         ),
-        click.option("--engine", default="transformers", show_default=True, metavar="E"),
+        click.option("--engine", default="transformers", show_default=True, metavar="E", callback=engine_choice),
     ]
     for option in reversed(options):
         function = option(function)
@@ -615,7 +641,7 @@ def train(run: Path, rank: int, budget: float, as_json: bool) -> None:
 @main.command()
 @run_argument
 @rank_option
-@click.option("--engine", default="transformers", show_default=True, metavar="E")
+@click.option("--engine", default="transformers", show_default=True, metavar="E", callback=engine_choice)
 @click.option(
     "--gamma",
     "gammas",
@@ -640,8 +666,6 @@ def confirm(run: Path, rank: int, engine: str, gammas: tuple[int, ...], prompts:
     """
     from archsearch.pipeline import SearchSession, confirm_rank
 
-    if engine != "transformers":
-        raise ArchsearchError(f"engine {engine!r} is not built yet; use --engine transformers")
     result = confirm_rank(SearchSession.reopen(run), rank, gammas=gammas, prompt_count=count, prompts=prompts)
     emit(result, confirm_text(result, run, rank), as_json)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 
 Listing = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
@@ -55,11 +56,17 @@ def devices() -> Listing:
 
 
 def profiles() -> Listing:
-    from archsearch.profiles import list_profiles
+    from archsearch.profiles import SCHEMA_VERSION, list_profiles
 
     rows = []
     for folder in list_profiles():
-        header = read_json(folder / "profile.json", "profile")
+        try:
+            header = read_json(folder / "profile.json", "profile")
+            if header.get("schema_version") != SCHEMA_VERSION:
+                raise ArchsearchError(f"schema version {header.get('schema_version')}, this archsearch reads {SCHEMA_VERSION}")
+        except ArchsearchError as error:  # one damaged folder must not hide the others
+            rows.append((folder.parent.name, folder.name, "", f"broken: {error}", _short(folder)))
+            continue
         path = folder / "rows.jsonl"
         count = sum(1 for _ in path.open(encoding="utf-8")) if path.exists() else 0
         known = (
@@ -79,7 +86,11 @@ def spaces() -> Listing:
 
     rows = []
     for name, path in list_spaces().items():
-        rows.append((name, load_space(path).description, _short(path)))
+        try:
+            description = load_space(path).description
+        except ArchsearchError as error:
+            description = f"broken: {error}"
+        rows.append((name, description, _short(path)))
     return ("name", "description", "file"), rows
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path, ensure_writable_dir, read_json, write_json
 from archsearch.finalists import TrainedDraft, Workshop, choose_finalists, load_prompt_set, load_trained
@@ -461,6 +462,9 @@ class SearchSession:
             raise ArchsearchError(f"engine {request.engine!r} is not built yet; use --engine transformers")
         if request.confirm:
             check_weights(target)
+            load_prompt_set(request.prompts, request.heldout)
+            if request.text is not None and not request.text.is_file():
+                raise MissingDataError(f"text file not found: {request.text}")
         space = load_space(request.space or default_space(target.architecture))
         space.check(target.architecture)
         source = choose_latency(
@@ -758,6 +762,7 @@ def confirm_rank(
     folder = run.best_dir(rank)
     trained = load_trained(score.architecture, folder)
     shop = shop or session.workshop()
+    check_tokenizer(shop.tokenizer, folder)
     chosen = read_prompts(prompts) if prompts else shop.prompts.heldout
     count = prompt_count or session.request.confirm_prompts
     encoded = encode_prompts(spread_prompts(chosen, count), shop.tokenizer)
@@ -823,6 +828,20 @@ def confirm_rank(
     run.write_confirmed(rank, best)
     write_report(run)
     return best
+
+
+def check_tokenizer(ours: Any, folder: Path) -> None:
+    """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's: its ids mean other tokens."""
+    from archsearch.models import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
+
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return
+    theirs = load_tokenizer(TargetRef(folder.name, read_architecture(folder), folder=folder))
+    differences = tokenizers_differ(ours, theirs, limit=2)
+    if differences:
+        raise ArchsearchError(
+            f"the tokenizer in {folder} differs from the target's ({'; '.join(differences)}); use a draft made for this target"
+        )
 
 
 def spread_prompts(prompts: Sequence[Any], count: int) -> list[Any]:

@@ -219,10 +219,13 @@ class Profile:
             raise ArchsearchError(
                 f"profile {folder} has schema version {version}, this archsearch reads {SCHEMA_VERSION}; measure it again"
             )
+        missing = [name for name in ("device", "stack", "probe_reference_s") if not isinstance(header.get(name), dict)]
+        if missing:
+            raise ArchsearchError(f"profile {folder / 'profile.json'} is broken: {', '.join(missing)} missing; measure it again")
         profile = cls(
             header["device"],
             header["stack"],
-            header.get("probe_reference_s", {}),
+            header["probe_reference_s"],
             header.get("known_error", {}),
             header.get("origin", ""),
             folder=folder,

@@ -21,8 +21,8 @@ INTRODUCTION = """\
 # Commands
 
 Every command takes `--json`: the last line of stdout is then one JSON object with the same data. Progress goes to stderr.
-Exit status: 0 done, 1 a run that failed, 2 something you can mend (one line says what), 130 stopped with Ctrl-C. Stopping loses at
-most the measurement, trial or checkpoint interval in flight; the same command continues.
+Exit status: 0 done, 1 a run that failed, 2 something you can mend (one line says what), 130 stopped with Ctrl-C. Stopping
+loses at most the measurement, trial, shard of text or checkpoint interval in flight; the same command continues.
 
 Durations are written `90s`, `10m`, `1.5h`, or as a number of seconds.
 """

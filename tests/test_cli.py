@@ -249,7 +249,7 @@ def test_a_killed_search_continues(world: Path) -> None:
     assert not [name for name in files_in(world / "runs") if "/." in name]  # no temporary files
 
 
-# -- train, confirm, export, report ------------------------------------------------------------------------------------------------
+# -- train, confirm, export, report ----------------------------------------------------------------------------------------------
 
 
 def test_search_confirm_end_to_end(confirmed: Path) -> None:
@@ -258,7 +258,7 @@ def test_search_confirm_end_to_end(confirmed: Path) -> None:
     data = json.loads((run / "best" / "1" / "confirmed.json").read_text())
     assert set(CONFIRMED_FIELDS) <= set(data) and data == result["confirmed"][0]
     assert data["identical_output"]["prompts"] == data["prompts"] == data["identical_output"]["identical"]
-    assert data["identical_output_float32"]["identical"] == data["identical_output_float32"]["prompts"] == 4
+    assert data["identical_output_float32"]["identical"] == data["identical_output_float32"]["prompts"] == 3
     assert 0 <= data["alpha"]["value"] <= 1 <= data["tau"]["value"] <= data["gamma"] + 1
     assert data["relative_error"] == pytest.approx(data["predicted_speedup"] / data["speedup"]["value"] - 1)
     score = result["best"][0]
@@ -378,7 +378,7 @@ def test_weights_that_are_absent(world: Path) -> None:
     (world / "target" / "model.safetensors").unlink()
     before = files_in(world)
     assert "no weights" in refused(*CONFIRM)
-    assert "shape only" in refused("search", "--target", "llama-13b", "--gpu", "a100", "--confirm", "1") or True
+    assert "shape only" in refused("search", "--target", "wide-829m", "--gpu", "a100", "--confirm", "1")
     assert files_in(world) == before
     call(*SEARCH, "--run", "runs/a")  # ranking needs none
     assert "no weights" in refused("train", "runs/a")

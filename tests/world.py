@@ -81,7 +81,7 @@ def write_profile(
 
     law = law or CostLaw()
     rng = random.Random(seed)
-    profile = Profile(device or identify_cpu().to_dict(), current_stack(), 1e-3)
+    profile = Profile(device or identify_cpu().to_dict(), current_stack(), {"float32": 1e-3, "bfloat16": 1e-3})
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         profile.folder = folder
@@ -195,10 +195,10 @@ def make_prompts(path: Path, count: int = 48, seed: int = 1) -> Path:
 
 def tiny_drafts() -> list[Architecture]:
     """Shapes of SPACE for the tiny target."""
+    import yaml
+
     from archsearch.pipeline import sample_space
     from archsearch.search.space import SearchSpace
-
-    import yaml
 
     return sample_space(SearchSpace.from_dict(yaml.safe_load(SPACE), "tiny"), TINY, 60)
 
