@@ -68,7 +68,7 @@ def profiles() -> Listing:
             rows.append((folder.parent.name, folder.name, "", f"broken: {error}", _short(folder)))
             continue
         path = folder / "rows.jsonl"
-        count = sum(1 for _ in path.open(encoding="utf-8")) if path.exists() else 0
+        count = path.read_bytes().count(b"\n") if path.exists() else 0
         known = (
             "; ".join(
                 f"{dtype}: {part['draft step']['median_absolute_error']:.1%}"

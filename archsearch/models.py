@@ -78,13 +78,14 @@ def load_target(ref: TargetRef, dtype: torch.dtype | str) -> tuple[PreTrainedMod
     Raises MissingDataError when there are no weights to be had: shape-only catalogue entry, folder without weights, package
     not installed.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     source = _weights_source(ref)
     with quiet_transformers():
         try:
             model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype(dtype))
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # absent, unreadable or cut short
             raise MissingDataError(
                 f"cannot load the weights of target {ref.name!r} from {source}: {str(error).strip().splitlines()[0]}"
             ) from error
@@ -398,13 +399,17 @@ def load_draft(
 
     Raises ArchsearchError without config.json, MissingDataError without weights.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     arch = read_architecture(folder)
     if not any((folder / file).is_file() for file in WEIGHT_FILES):
         raise MissingDataError(f"no weights in {folder}; train the draft first, or give a folder with model.safetensors")
     with quiet_transformers():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
+        except (OSError, SafetensorError) as error:
+            raise MissingDataError(f"cannot load the weights in {folder}: {str(error).strip().splitlines()[0]}") from error
     vocab_file = folder / DRAFT_VOCAB_FILE
     if head == "trimmed" and vocab_file.is_file():
         data = read_json(vocab_file, "draft vocabulary")

@@ -275,7 +275,9 @@ def choose_latency(
             f"datasheet roofline of {device.name}: nobody has profiled it here; "
             "expect errors of 15-25 % on large layers and 25-50 % on small ones"
         )
-        return LatencySource(RooflineLatency(device, name, mode), device, name, None, {"hash": None, "source": "roofline"}, words)
+        return LatencySource(
+            RooflineLatency(device, name, mode), device, name, None, {"hash": None, "source": "roofline", "dtype": name}, words
+        )
     names = [dtype] if dtype else [name for name, found in profile.combinations() if found == mode]
     models = {}
     for name in names:
@@ -301,7 +303,12 @@ def choose_latency(
     elif not profile.known_error:
         words += ", never checked (archsearch profile --check 20)"
     return LatencySource(
-        models[best], device, best, device.threads, {"folder": str(profile.folder), "hash": profile.fingerprint()}, words
+        models[best],
+        device,
+        best,
+        device.threads,
+        {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best},
+        words,
     )
 
 
@@ -437,7 +444,7 @@ class SearchRequest:
         }
 
 
-FREE_ARGUMENTS = ("trials", "confirm", "finalists", "confirm_prompts", "top", "gpu", "alpha")
+FREE_ARGUMENTS = ("trials", "confirm", "finalists", "confirm_prompts", "top", "gpu")
 
 
 @dataclass
@@ -508,6 +515,7 @@ class SearchSession:
         for name in ("prompts", "heldout", "text"):
             known[name] = Path(known[name]) if known.get(name) else None
         folder = run.info["profile"].get("folder")
+        known["dtype"] = run.info["profile"].get("dtype", known.get("dtype"))
         named = Path(folder) if folder and Path(folder).is_dir() else None
         return cls.start(SearchRequest(**{**known, "confirm": 0}, run=path, profile=named), run)
 
@@ -584,6 +592,7 @@ def search(request: SearchRequest) -> dict[str, Any]:
             trials=request.trials,
             seed=request.seed,
             storage=request.storage or run.storage_file,
+            study_name="archsearch" if shop is None else "archsearch-coverage",  # scores that know the coverage stand apart
             progress=lambda p: line(f"best {p.best.speedup.value:.2f}x" if p.best else "", float(p.done), float(p.total)),
         )
     run.write_trials(result.trials)

@@ -29,6 +29,23 @@ CONFIRM = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_cpu() -> Iterator[None]:
+    """One CPU for this module and its subprocesses: tiny models on several threads only wait for each other."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if before is None:
+        yield
+        return
+    import torch
+
+    threads = torch.get_num_threads()
+    os.sched_setaffinity(0, {max(before)})
+    torch.set_num_threads(1)
+    yield
+    os.sched_setaffinity(0, before)
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_world(tmp_path_factory.mktemp("world"))
@@ -115,8 +132,9 @@ def test_every_command_has_help(command: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["targets", "devices", "profiles", "spaces", "runs"])
-def test_list(confirmed: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.chdir(confirmed)
+def test_list(world: Path, what: str) -> None:
+    if what == "runs":
+        call(*SEARCH, "--run", "runs/a")
     expected = {
         "targets": "llama-65b",
         "devices": "a100-sxm4-80gb",
@@ -535,7 +553,7 @@ def test_a_disk_that_fills_while_rows_are_appended(world: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    line = refused("profile", "--gpu", "cpu", "--target", "target", "--space", "tiny.yaml", "--budget", "1s", "--output", "p")
+    line = refused("profile", "--gpu", "cpu", "--space", "tiny.yaml", "--dtype", "float32", "--budget", "1s", "--output", "p")
     assert "No space left" in line and "rows.jsonl" in line
 
 

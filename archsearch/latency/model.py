@@ -311,12 +311,13 @@ class LatencyModel:
         return one
 
     def _fit_engine(self) -> None:
-        """What an engine adds: fitted from `engine` rows (constant per plain token; constant and slope in gamma per round)."""
-        self._engine: dict[str, dict[str, float]] = {}
-        engines: dict[str, list[Measurement]] = {}
+        """What an engine adds, by the vocabulary of the measurement: per plain token; per round, constant and slope in gamma."""
+        self._engine: dict[tuple[str, int], dict[str, float]] = {}
+        found: dict[tuple[str, int], list[Measurement]] = {}
         for row in self.profile.select("engine", self.dtype, self.mode):
-            engines.setdefault(row.sizes()["engine"], []).append(row)
-        for name, rows in engines.items():
+            sizes = row.sizes()
+            found.setdefault((sizes["engine"], sizes["vocab_size"]), []).append(row)
+        for key, rows in found.items():
             plain = [row.median_s for row in rows if row.sizes()["gamma"] == 0]
             rounds = [(row.sizes()["gamma"], row.median_s) for row in rows if row.sizes()["gamma"] > 0]
             if not plain or len(rounds) < 2:
@@ -326,12 +327,19 @@ class LatencyModel:
             features = np.stack([np.ones_like(gammas), gammas], axis=1)
             constant, slope = nonnegative_fit(features, times)
             spread = float(np.std(features @ np.array([constant, slope]) - times))
-            self._engine[name] = {
+            self._engine[key] = {
                 "plain_s": float(np.median(plain)),
                 "round_s": float(constant),
                 "token_s": float(slope),
                 "std_s": spread,
             }
+
+    def _engine_costs(self, vocab_size: int) -> dict[str, float] | None:
+        """The engine's costs at the measured vocabulary nearest to `vocab_size`; None where the profile holds no rows of it."""
+        sizes = [size for name, size in self._engine if name == self.engine]
+        if self.engine is None or not sizes:
+            return None
+        return self._engine[self.engine, min(sizes, key=lambda size: abs(math.log(size / vocab_size)))]
 
     # -- answers ---------------------------------------------------------------------------------------------------------------
 
@@ -360,7 +368,8 @@ class LatencyModel:
         step = self.forward_s(
             target, batch=workload.batch_size, tokens=1, context=workload.context_len, ranks=workload.tensor_parallel
         )
-        extra = self._engine.get(self.engine or "", {}).get("plain_s", 0.0)
+        costs = self._engine_costs(target.vocab_size)
+        extra = costs["plain_s"] if costs else 0.0
         return Estimate(step.value + extra, step.std, step.source)
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
@@ -380,7 +389,7 @@ class LatencyModel:
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine adds to a round of gamma draft tokens; 0 where the profile holds no rows of it."""
-        known = self._engine.get(self.engine or "")
+        known = self._engine_costs(target.vocab_size)
         if known is None:
             return Estimate(0.0, 0.0, "modelled")
         return Estimate(known["round_s"] + gamma * known["token_s"], known["std_s"], "measured")
@@ -388,7 +397,7 @@ class LatencyModel:
     @property
     def engines(self) -> tuple[str, ...]:
         """Engines whose overhead the profile holds."""
-        return tuple(self._engine)
+        return tuple(dict.fromkeys(name for name, _ in self._engine))
 
     def summary(self) -> dict[str, Any]:
         """What was learnt, for reports: coefficients, cache, leave-one-out errors of whole passes."""
@@ -402,7 +411,7 @@ class LatencyModel:
             "cache_steepness": self.cache_.steepness,
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
-            "engines": self._engine,
+            "engines": {name: costs for (name, _), costs in self._engine.items()},
         }
 
 
