@@ -33,8 +33,18 @@ def test_shipped_spaces_load_and_allow_shapes():
 
 def test_demo_space_is_small_enough_to_enumerate(smollm2):
     shapes = list(load_space("demo").enumerate(smollm2))
-    assert 5_000 < len(shapes) <= 20_000 and len(set(shapes)) == len(shapes)
     limit = 0.75 * parameters(smollm2)
+    counted = set()  # the same space by brute force, with its own arithmetic
+    for layers, hidden, ratio, kv, group, rows in itertools.product(
+        (1, 2, 3, 4, 5, 6, 8), (256, 384, 512, 576, 768, 1024), (1, 2, 1536 / 576, 4), (1, 2, 3, 4), (1, 2, 3, 4),
+        (2048, 4096, 8192, 16384, 49152),
+    ):  # fmt: skip
+        width, ffn = kv * group * 64, max(64, round(ratio * hidden / 64) * 64)
+        head = 0 if rows == 49152 else rows * hidden  # the full head is tied
+        size = 49152 * hidden + layers * (2 * hidden * (width + kv * 64) + 3 * hidden * ffn + 2 * hidden) + hidden + head
+        if hidden % (kv * group) == 0 and 0.5 * hidden <= width <= 1.5 * hidden and size <= limit:
+            counted.add((layers, hidden, ffn, kv, kv * group, rows))
+    assert len(shapes) == len(set(shapes)) == len(counted) <= 20_000
     assert max(map(parameters, shapes)) <= limit
     assert {s.num_hidden_layers for s in shapes} == {1, 2, 3, 4, 5, 6, 8}
     assert {s.attention_kind for s in shapes} == {"MHA", "GQA", "MQA"}
