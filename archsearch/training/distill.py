@@ -347,6 +347,7 @@ class _Run:
         self.seconds = self.step_seconds = 0.0
         self.losses: list[CurvePoint] = []
         self.alphas: list[CurvePoint] = []
+        self.evaluated_at = 0.0
 
     def close(self) -> None:
         for name, parameter in self.draft.named_parameters():
@@ -378,6 +379,7 @@ class _Run:
         saved = time.monotonic()
         if not self.alphas:
             self._evaluate()
+        self.evaluated_at = self.fraction()
         self.seconds = time.monotonic() - clock
         self.draft.train()
         try:
@@ -392,6 +394,7 @@ class _Run:
                 self._record(loss)
                 if self.config.evaluations and self.fraction() < 1 and self.fraction() >= self._next_evaluation():
                     self._evaluate()
+                    self.evaluated_at = self.fraction()
                     self.seconds = time.monotonic() - clock
                 if self.path is not None and time.monotonic() - saved >= self.config.checkpoint_every_s:
                     self._save()
@@ -412,7 +415,9 @@ class _Run:
         return min(1.0, max(done / limit for done, limit in pairs if limit is not None))
 
     def _next_evaluation(self) -> float:
-        return len(self.alphas) / (self.config.evaluations + 1)
+        """The next of the equally spaced fractions at which alpha is looked at; a longer budget spaces them anew."""
+        parts = self.config.evaluations + 1
+        return (math.floor(self.evaluated_at * parts + 1e-9) + 1) / parts
 
     def _plan(self) -> Iterator[list[int]]:
         """Batches from the current step on; epochs are replayed cheaply to find the place."""

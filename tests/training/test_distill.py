@@ -211,6 +211,14 @@ def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(cache, tmp_p
     assert torch.equal(weights(again), weights(straight))
 
 
+def test_a_longer_budget_is_watched_to_its_end(cache, tmp_path):
+    """Continued with three times the steps, the learning curve goes on at the new spacing instead of stopping."""
+    draft = make_draft()
+    distill(draft, cache, DistillConfig(max_steps=6, evaluations=2), checkpoint_dir=tmp_path)
+    result = distill(draft, cache, DistillConfig(max_steps=18, evaluations=2), checkpoint_dir=tmp_path)
+    assert [point.step for point in result.alpha_curve] == [0, 2, 4, 6, 12, 18]
+
+
 def test_ctrl_c_saves_before_it_leaves(cache, tmp_path):
     def interrupt(event):
         if event["step"] == 5:
