@@ -689,6 +689,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
             )
         )
     same, exact = result["identical_output"], result["identical_output_float32"]
+    disturbed = any(row.get("disturbed") for row in [result, *result["other_gammas"]])
     lines = [
         f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']} held-out prompts, "
         f"draft {result['architecture']}.",
@@ -710,6 +711,11 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
             ),
         ),
         "",
+        *(
+            ["WARNING: the machine was disturbed while this ran (pooled and median speed-up differ): confirm again."]
+            if disturbed
+            else []
+        ),
         f"Same output as the target alone: {same['identical']} of {same['prompts']} in {result['dtype']}"
         + (
             f" (largest gap of the two logits where they part: {max(d['logit_gap'] or 0 for d in same['differences']):.3f})"

@@ -222,6 +222,11 @@ def _confirmed_verdict(run: Run, found: Sequence[Candidate], lead: Candidate, ta
         f"Confirmed in {data['engine']} {data['engine_version']} on {data['prompts']} held-out prompts, interleaved: {rates}.",
         f"How sure: 5-95 % of the bootstrap over prompts lie between {interval[0]:.2f}x and {interval[1]:.2f}x.",
     ]
+    if data.get("disturbed"):
+        lines.append(
+            f"WARNING: the machine was disturbed: all tokens over all seconds give {data['speedup_pooled']:.2f}x, the median "
+            f"over prompts {gain.value:.2f}x. Stop other work and confirm again."
+        )
     if data.get("relative_error") is not None:
         expected = _as_estimate(data["predicted_speedup"]).value
         lines.append(f"It had been predicted at {expected:.2f}x, {data['relative_error']:+.1%} off.")

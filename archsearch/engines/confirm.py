@@ -18,6 +18,7 @@ Progress = Callable[[str, float, float], None]
 
 _BOOTSTRAP_REPEATS: Final = 1000
 _WARM_UP_TOKENS: Final = 16
+DISTURBED_GAP: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ class Confirmation:
     categories: dict[str, CategoryResult]
     per_prompt_speedup: tuple[float, ...]
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether the pooled speed-up is more than 15 % off the median over prompts: something else ran during part of it."""
+        return abs(self.speedup_pooled / self.speedup.value - 1.0) > DISTURBED_GAP
+
     def to_dict(self, predicted_speedup: float | None = None) -> dict[str, Any]:
         """The content of confirmed.json; `relative_error` is predicted / measured - 1, None without a prediction."""
         data = dataclasses.asdict(self)
@@ -104,6 +110,7 @@ class Confirmation:
             data[name] = getattr(self, name).to_dict()
         for difference, raw in zip(self.identical_output.differences, data["identical_output"]["differences"], strict=True):
             raw["logit_gap"] = difference.logit_gap
+        data["disturbed"] = self.disturbed
         data["predicted_speedup"] = predicted_speedup
         data["relative_error"] = None if predicted_speedup is None else predicted_speedup / self.speedup.value - 1.0
         return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -85,6 +86,22 @@ def test_figures() -> None:
     # gamma 1: of each cycle (2, 1, 2) two accepted, one rejected.
     assert results[1].alpha.value == pytest.approx(2 / 3) and results[1].accepted_by_position == pytest.approx((2 / 3,))
     assert seen[-1][1:] == (15, 15)
+
+
+def test_a_disturbed_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt ran ten times slower with the draft: the median hides it, the pooled figure does not."""
+    usual = FakeEngine.one
+
+    def one(self: FakeEngine, prompt: EnginePrompt) -> GenerationResult:
+        answer = usual(self, prompt)
+        slow = self.gamma and prompt.prompt_id == "p1"
+        return dataclasses.replace(answer, decode_seconds=10 * answer.decode_seconds) if slow else answer
+
+    calm = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
+    monkeypatch.setattr(FakeEngine, "one", one)
+    rough = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
+    assert not calm.disturbed and rough.disturbed
+    assert rough.speedup.value == pytest.approx(calm.speedup.value)
 
 
 def test_interleaving() -> None:
