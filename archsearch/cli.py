@@ -689,6 +689,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
             )
         )
     same, exact = result["identical_output"], result["identical_output_float32"]
+    slow = result.get("slowdown") is not None
     disturbed = any(row.get("disturbed") for row in [result, *result["other_gammas"]])
     lines = [
         f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']} held-out prompts, "

@@ -42,11 +42,14 @@ def export(
     score: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     target: str | None = None,
+    confirmed: Mapping[str, Any] | None = None,
+    padded_speedup: float | None = None,
 ) -> Path:
     """Write the draft of `draft_folder` to `output`, ready to serve with `gamma` draft tokens a round; returns `output`.
 
     The folder is built beside `output` and renamed, so it is never half-written. `score` (score.json) and `provenance` (what made
-    the draft) are kept in it; `target` names the target in the commands of the README.
+    the draft) are kept in it; `target` names the target in the commands of the README; `confirmed` (confirmed.json) and
+    `padded_speedup` (predicted, for engines that compute the full head) go into the README.
     Raises MissingDataError without weights, ArchsearchError when `output` holds anything but an earlier export or cannot be
     written.
     """
@@ -63,7 +66,7 @@ def export(
     except OSError as error:
         raise ArchsearchError(f"cannot write {output}: {error.strerror or error}; choose a folder you can write to") from error
     try:
-        _build(draft_folder, building, output, arch, gamma, score, provenance, target)
+        _build(draft_folder, building, output, arch, gamma, score, provenance, target, confirmed, padded_speedup)
         building.chmod(0o755)
         _swap(building, output)
     except OSError as error:
@@ -91,6 +94,8 @@ def _build(
     score: Mapping[str, Any] | None,
     provenance: Mapping[str, Any] | None,
     target: str | None,
+    confirmed: Mapping[str, Any] | None,
+    padded_speedup: float | None,
 ) -> None:
     for name in (*_COPIED, *_TOKENIZER):
         if (draft_folder / name).is_file():
@@ -103,7 +108,10 @@ def _build(
     write_json(folder / "speculative_config.json", speculative)
     if score is not None:
         write_json(folder / "score.json", dict(score))
-    card = model_card(arch, output, gamma=gamma, score=score, dtype=_dtype(draft_folder), target=target)
+    dtype = str(confirmed["dtype"]) if confirmed else _dtype(draft_folder)
+    card = model_card(
+        arch, output, gamma=gamma, score=score, dtype=dtype, target=target, confirmed=confirmed, padded_speedup=padded_speedup
+    )
     write_text(folder / "README.md", card)
     write_json(
         folder / MARKER,
@@ -157,8 +165,10 @@ def model_card(
     score: Mapping[str, Any] | None = None,
     dtype: str = "bfloat16",
     target: str | None = None,
+    confirmed: Mapping[str, Any] | None = None,
+    padded_speedup: float | None = None,
 ) -> str:
-    """README.md of an export: what it is, how to run it, what it should bring."""
+    """README.md of an export: what it is, how to run it, what it should bring and what was measured."""
     target = target or "TARGET"
     speculative = json.dumps({"method": "draft_model", "model": str(folder), "num_speculative_tokens": gamma})
     lines = [
@@ -177,6 +187,19 @@ def model_card(
         "",
     ]
     lines += _score_table(score)
+    if confirmed:
+        low, high = confirmed["speedup_interval"]
+        where = (
+            f"{confirmed['engine']} {confirmed['engine_version']}, {confirmed['dtype']}, {confirmed['prompts']} held-out prompts"
+        )
+        lines += [
+            "## Measured",
+            "",
+            f"{where}, gamma {confirmed['gamma']}: {confirmed['speedup']['value']:.2f} times faster than the target alone "
+            f"(5-95 %: {low:.2f} to {high:.2f}), with the trimmed head; alpha {confirmed['alpha']['value']:.3f}, tau "
+            f"{confirmed['tau']['value']:.2f}.",
+            "",
+        ]
     lines += [
         "## transformers",
         "",
@@ -210,7 +233,9 @@ def model_card(
             "full head so that every engine can load it; rows of the other tokens point away from the mean hidden state and are "
             "not proposed.",
             f"An engine that computes the full head reads {cost['padded_bytes'] / 2**20:.1f} MiB of weights per draft token "
-            f"instead of {cost['trimmed_bytes'] / 2**20:.1f}: {cost['ratio']:.1f} times as much. For the fast path:",
+            f"instead of {cost['trimmed_bytes'] / 2**20:.1f}: {cost['ratio']:.1f} times as much."
+            + (f" Predicted speed-up with the full head: {padded_speedup:.2f}." if padded_speedup else ""),
+            "For the fast path:",
             "",
             "```python",
             "from pathlib import Path",

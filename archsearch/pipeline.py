@@ -781,6 +781,7 @@ def confirm_rank(
     )
     draft = load_draft(folder, session.source.dtype)
     wanted = list(gammas) or [score.gamma]
+    slowdowns = [machine_slowdown(session.source)]
     with ProgressLine("confirm") as line:
         results = confirm(
             lambda: TransformersEngine(shop.tokenizer, session.source.dtype),
@@ -791,6 +792,8 @@ def confirm_rank(
             sampling,
             progress=line,
         )
+    slowdowns.append(machine_slowdown(session.source))
+    known_slowdowns = [value for value in slowdowns if value is not None]
     exact = None
     if session.request.temperature == 0:
         gc.collect()
@@ -822,6 +825,7 @@ def confirm_rank(
             "predicted_round_s": predicted.draft_s.value + predicted.verify_s.value + overhead.value,
             "overhead_s": overhead.to_dict(),
             "context": context,
+            "slowdown": statistics.fmean(known_slowdowns) if known_slowdowns else None,
             "dtype": session.source.dtype,
         }
         rows.append(row)
@@ -853,6 +857,24 @@ def check_tokenizer(ours: Any, folder: Path) -> None:
         )
 
 
+def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:
+    """How much slower this CPU is now than when its profile was started, by the profile's own probe; None where there is none.
+
+    Predicted times are at the profile's reference speed. A busy machine slows target and draft alike, so speed-ups keep.
+    """
+    profile = getattr(source.latency, "profile", None)
+    reference = profile.probe_reference_s.get(source.dtype) if profile is not None and source.device.kind == "cpu" else None
+    if reference is None:
+        return None
+    import torch
+
+    from archsearch.profiling.timer import Probe, WeightPool
+
+    with torch.inference_mode():
+        probe = Probe(WeightPool(96 << 20, getattr(torch, source.dtype)))
+        return statistics.median(probe() for _ in range(runs)) / reference
+
+
 def spread_prompts(prompts: Sequence[Any], count: int) -> list[Any]:
     """`count` prompts at equal distances, so that every category of a sorted file is represented."""
     if len(prompts) <= count:
@@ -871,19 +893,31 @@ def export_rank(path: Path, rank: int, output: Path) -> dict[str, Any]:
         raise MissingDataError(f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank {rank}")
     confirmed = run.confirmed(rank)
     gamma = confirmed["gamma"] if confirmed else score.gamma
-    provenance = {"run": run.info, "confirmed": confirmed}
-    written = export(
-        folder, output, gamma=gamma, score=score.to_dict(), provenance=provenance, target=run.arguments.get("target")
-    )
-    note = "The head holds the full vocabulary."
+    note, padded = "The head holds the full vocabulary.", None
+    ref = resolve_target(run.arguments["target"])
     if score.architecture.trimmed:
-        cost = padded_head_cost(score.architecture, str(confirmed["dtype"]) if confirmed else "bfloat16")
+        session = SearchSession.reopen(path)
+        full = score.architecture.replace(draft_vocab_size=None)
+        trained = load_trained(score.architecture, folder)
+        # The padding rows never win, so acceptance is the trimmed head's; only the time changes.
+        padded = session.scorer.measured(full, trained.alpha, trained.tau, gammas=[gamma]).speedup.value
+        cost = padded_head_cost(score.architecture, session.source.dtype)
         note = (
-            f"The head proposes {score.architecture.head_rows:,} of {score.architecture.vocab_size:,} tokens. "
-            f"Engines that need a full head load the padded one and read {cost['ratio']:.1f} times the weights per draft token; "
-            "archsearch.models.load_draft keeps it trimmed."
+            f"The head proposes {score.architecture.head_rows:,} of {score.architecture.vocab_size:,} tokens. Engines that need "
+            f"a full head load the padded one and read {cost['ratio']:.1f} times the weights per draft token (predicted speed-up "
+            f"{padded:.2f} instead of {score.speedup.value:.2f}); archsearch.models.load_draft keeps it trimmed."
         )
-    return {"output": str(written), "gamma": gamma, "rank": rank, "note": note}
+    written = export(
+        folder,
+        output,
+        gamma=gamma,
+        score=score.to_dict(),
+        provenance={"run": run.info, "confirmed": confirmed},
+        target=str(ref.folder or ref.hub_id or ref.name),
+        confirmed=confirmed,
+        padded_speedup=padded,
+    )
+    return {"output": str(written), "gamma": gamma, "rank": rank, "note": note, "padded_speedup": padded}
 
 
 def write_report(run: Run) -> Path:
