@@ -689,8 +689,12 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
             )
         )
     same, exact = result["identical_output"], result["identical_output_float32"]
-    slow = result.get("slowdown") is not None
-    disturbed = any(row.get("disturbed") for row in [result, *result["other_gammas"]])
+    remarks = []
+    if result.get("slowdown") is not None:
+        slower = f"{result['slowdown']:.2f} times slower than the profile's reference"
+        remarks.append(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it.")
+    if any(row.get("disturbed") for row in [result, *result["other_gammas"]]):
+        remarks.append("WARNING: the machine was disturbed while this ran (pooled and median speed-up differ): confirm again.")
     lines = [
         f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']} held-out prompts, "
         f"draft {result['architecture']}.",
@@ -712,11 +716,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
             ),
         ),
         "",
-        *(
-            ["WARNING: the machine was disturbed while this ran (pooled and median speed-up differ): confirm again."]
-            if disturbed
-            else []
-        ),
+        *remarks,
         f"Same output as the target alone: {same['identical']} of {same['prompts']} in {result['dtype']}"
         + (
             f" (largest gap of the two logits where they part: {max(d['logit_gap'] or 0 for d in same['differences']):.3f})"
