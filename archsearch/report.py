@@ -555,8 +555,8 @@ def _section_confirmed(item: Candidate) -> str:
         parts.append(f"<p><strong>{stale}</strong></p>")
     parts += [_term_table(data), _note(_TERMS)]
     if data.get("slowdown") is not None:
-        parts.append(_note(f"The machine ran {data['slowdown']:.2f} times slower than the profile's reference, which predicted times "
-                           "are for; a ratio such as the speed-up does not feel it."))  # fmt: skip
+        slower = f"{data['slowdown']:.2f} times slower than the profile's reference"
+        parts.append(_note(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it."))
     if data.get("speedup_pooled") is not None:
         pooled, whole = data["speedup_pooled"], data["speedup_end_to_end"]
         parts.append(_note(f"Other ways to count the speed-up, measured: all tokens over all seconds {pooled:.2f}x; "
