@@ -244,8 +244,8 @@ def profile_text(result: dict[str, Any]) -> str:
             for engine, parts in learnt["engines"].items():
                 lines.append(
                     f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token, "
-                    f"{1e3 * parts['round_s']:.2f} ms per round and "
-                    f"{1e3 * parts['token_s']:.2f} ms per draft token (measured)."
+                    f"{1e3 * parts['round_s']:.2f} ms per round, {1e3 * parts['token_s']:.2f} ms per draft token "
+                    f"and {1e3 * parts['layer_s']:.3f} ms per layer of it (measured)."
                 )
     for dtype, check in result["checks"].items():
         rows = [

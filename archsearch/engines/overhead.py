@@ -24,50 +24,66 @@ CONTEXT = 128
 TOKENS = 20
 
 
-def reference_draft(target: Architecture) -> Architecture:
-    """The draft that overhead is measured with: one small layer, an 8k head, so that little of the cycle is its own time."""
-    return Architecture(256, 512, 1, 4, 4, 64, target.vocab_size, draft_vocab_size=min(8192, target.vocab_size))
+DRAFT_LAYERS = (1, 6)
+
+
+def reference_draft(target: Architecture, layers: int) -> Architecture:
+    """A draft that overhead is measured with: small layers and an 8k head, so that little of the cycle is its own time.
+
+    Two depths, because a layer costs more inside an engine than in a loop of its own: its cache is handed about and cropped, and
+    the verification has pushed code and weights out of the processor's caches.
+    """
+    return Architecture(256, 512, layers, 4, 4, 64, target.vocab_size, draft_vocab_size=min(8192, target.vocab_size))
 
 
 def measure_overhead(
     bench: CpuBench, target: Architecture, dtype: str, *, rounds: int = 3, progress: Progress | None = None
 ) -> list[Measurement]:
-    """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token (gamma 0) and round (GAMMAS).
+    """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token (gamma 0) and per round, for
+    each of GAMMAS with drafts of each of DRAFT_LAYERS.
 
     Plain and speculative generations alternate `rounds` times; each is divided by the probe run just before and after it.
     """
     prompt = EnginePrompt("overhead", tuple(torch.randint(0, min(1000, target.vocab_size), (CONTEXT - TOKENS // 2,)).tolist()))
-    cycles: dict[int, list[float]] = {gamma: [] for gamma in (0, *GAMMAS)}
+    cases = [(0, 0), *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS)]
+    cycles: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
     timer = bench.timer(dtype)
-    passes: dict[int, list[float]] = {gamma: [] for gamma in cycles}
-    first: list[float] = []
-    later: list[float] = []
+    passes: dict[int, list[float]] = {gamma: [] for gamma, _ in cases}
+    first: dict[int, list[float]] = {layers: [] for layers in DRAFT_LAYERS}
+    later: dict[int, list[float]] = {layers: [] for layers in DRAFT_LAYERS}
     with torch.inference_mode():
         pool = bench.pool(dtype)
         target_model = build_model(target, pool.flat.dtype, pool)
         holders: tuple[Any, ...] = (target_model.config, target_model.generation_config)
         for holder in holders:
             holder.eos_token_id = None  # random weights must not end the text
-        draft_model = build_model(reference_draft(target), pool.flat.dtype, pool)
-        whole, small = ForwardRun(target_model, batch=1, context=CONTEXT), ForwardRun(draft_model, batch=1, context=CONTEXT)
+        drafts = {layers: build_model(reference_draft(target, layers), pool.flat.dtype, pool) for layers in DRAFT_LAYERS}
+        whole = ForwardRun(target_model, batch=1, context=CONTEXT)
+        small = {layers: ForwardRun(model, batch=1, context=CONTEXT) for layers, model in drafts.items()}
     # The engine's cycles and the passes they are made of take turns, so that both feel the same machine.
     for number in range(rounds):
-        for position, gamma in enumerate(cycles):
+        for position, (gamma, layers) in enumerate(cases):
             if progress is not None:
-                done = number * len(cycles) + position
-                progress(f"engine overhead {done + 1}/{rounds * len(cycles)}", float(done), float(rounds * len(cycles)))
+                done = number * len(cases) + position
+                progress(f"engine overhead {done + 1}/{rounds * len(cases)}", float(done), float(rounds * len(cases)))
             with torch.inference_mode():
-                passes[gamma] += timer.time(whole.step(gamma + 1), calls=1, budget_s=0.5).times_s
-                first += timer.time(small.step(1), before=bench.flush, budget_s=0.1).times_s
-                later += timer.time(small.step(1), calls=4, budget_s=0.1).times_s
-            cycles[gamma] += _cycle_times(timer, target_model, draft_model if gamma else None, gamma, prompt)
+                passes[gamma] += timer.time(whole.step(gamma + 1), calls=1, budget_s=0.3).times_s
+                if layers:
+                    first[layers] += timer.time(small[layers].step(1), before=bench.flush, budget_s=0.1).times_s
+                    later[layers] += timer.time(small[layers].step(1), calls=4, budget_s=0.1).times_s
+            cycles[gamma, layers] += _cycle_times(timer, target_model, drafts.get(layers), gamma, prompt)
     rows = []
-    for gamma, times in cycles.items():
-        drafting = statistics.median(first) + (gamma - 1) * statistics.median(later) if gamma else 0.0
+    for (gamma, layers), times in cycles.items():
+        drafting = statistics.median(first[layers]) + (gamma - 1) * statistics.median(later[layers]) if gamma else 0.0
         forward = statistics.median(passes[gamma]) + drafting
         # One difference of medians. An engine cannot add less than nothing: a negative one is noise of the two timings.
         extra = (max(statistics.median(times) - forward, 1e-6),)
-        shape: dict[str, Any] = {"engine": "transformers", "gamma": gamma, "vocab_size": target.vocab_size}
+        shape: dict[str, Any] = {
+            "engine": "transformers",
+            "gamma": gamma,
+            "draft_layers": layers,
+            "vocab_size": target.vocab_size,
+        }
         rows.append(Measurement("engine", freeze_shape(shape), dtype, "eager", "warm", extra))
     return rows
 

@@ -319,19 +319,23 @@ class LatencyModel:
             found.setdefault((sizes["engine"], sizes["vocab_size"]), []).append(row)
         for key, rows in found.items():
             plain = [row.median_s for row in rows if row.sizes()["gamma"] == 0]
-            rounds = [(row.sizes()["gamma"], row.median_s) for row in rows if row.sizes()["gamma"] > 0]
+            rounds = [
+                (row.sizes()["gamma"], row.sizes().get("draft_layers", 1), row.median_s) for row in rows if row.sizes()["gamma"]
+            ]
             if not plain or len(rounds) < 2:
                 continue
-            gammas = np.array([g for g, _ in rounds], dtype=float)
-            times = np.array([t for _, t in rounds])
-            features = np.stack([np.ones_like(gammas), gammas], axis=1)
-            constant, slope = nonnegative_fit(features, times)
-            spread = float(np.std(features @ np.array([constant, slope]) - times))
+            gammas, layers, times = (np.array(column, dtype=float) for column in zip(*rounds, strict=True))
+            columns = [np.ones_like(gammas), gammas]
+            if len(set(layers.tolist())) > 1:  # drafts of several depths were measured: what a layer adds can be told
+                columns.append(gammas * layers)
+            features = np.stack(columns, axis=1)
+            costs = nonnegative_fit(features, times)
             self._engine[key] = {
                 "plain_s": float(np.median(plain)),
-                "round_s": float(constant),
-                "token_s": float(slope),
-                "std_s": spread,
+                "round_s": float(costs[0]),
+                "token_s": float(costs[1]),
+                "layer_s": float(costs[2]) if len(costs) > 2 else 0.0,
+                "std_s": float(np.std(features @ costs - times)),
             }
 
     def _engine_costs(self, vocab_size: int) -> dict[str, float] | None:
@@ -379,13 +383,17 @@ class LatencyModel:
         )
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop."""
+        """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop; and what the
+        engine adds to each of its layers (what it adds to a token whatever the draft is in `overhead_s`)."""
         batch, context = workload.batch_size, workload.context_len
+        costs = self._engine_costs(draft.vocab_size)
+        extra = gamma * draft.num_hidden_layers * costs["layer_s"] if costs else 0.0
         first = self.forward_s(draft, batch=batch, context=context, cold=True)
         if gamma <= 1:
-            return first
+            return Estimate(first.value + extra, first.std, first.source)
         later = self.forward_s(draft, batch=batch, context=context)
-        return Estimate(first.value + (gamma - 1) * later.value, first.std + (gamma - 1) * later.std, first.source)
+        value = first.value + (gamma - 1) * later.value + extra
+        return Estimate(value, first.std + (gamma - 1) * later.std, first.source)
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine adds to a round of gamma draft tokens; 0 where the profile holds no rows of it."""

@@ -14,7 +14,7 @@ from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline import sample_space
-from archsearch.profiles import Measurement, Profile
+from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.search.space import load_space
 from archsearch.workload import Workload
 
@@ -136,6 +136,24 @@ def test_draft_is_one_cold_step_and_then_a_loop(model: LatencyModel, unseen: lis
         first, later = model.forward_s(arch, cold=True), model.forward_s(arch)
         assert model.draft_s(arch, workload, 1) == first
         assert model.draft_s(arch, workload, 5).value == pytest.approx(first.value + 4 * later.value)
+
+
+def test_what_a_layer_costs_in_the_engine_is_told_from_two_depths(drafts: list[Architecture], tmp_path: Path) -> None:
+    """Rows of drafts of 1 and 6 layers, made with 0.2 ms per layer and token: draft_s grows by it, overhead_s does not."""
+    write_profile(tmp_path / "p", drafts, TARGET, LAW)
+    profile = Profile.load(tmp_path / "p")
+    plain = LatencyModel(profile, LAW.dtype, engine="transformers")
+    profile.rows = {key: row for key, row in profile.rows.items() if row.kind != "engine" or row.sizes()["gamma"] == 0}
+    for gamma in (1, 2, 4, 7):
+        for layers in (1, 6):
+            seconds = LAW.round_s + gamma * (LAW.token_s + 0.2e-3 * layers)
+            shape = {"engine": "transformers", "gamma": gamma, "draft_layers": layers, "vocab_size": TARGET.vocab_size}
+            profile.add([Measurement("engine", freeze_shape(shape), LAW.dtype, "eager", "warm", (seconds,))])
+    deep = LatencyModel(profile, LAW.dtype, engine="transformers")
+    draft, workload = drafts[0], Workload(context_len=128, dtype=LAW.dtype)
+    added = deep.draft_s(draft, workload, 5).value - plain.draft_s(draft, workload, 5).value
+    assert added == pytest.approx(5 * draft.num_hidden_layers * 0.2e-3, rel=1e-6)
+    assert deep.overhead_s(TARGET, workload, 5).value == pytest.approx(LAW.round_s + 5 * LAW.token_s, rel=1e-6)
 
 
 def test_engine_rows_give_the_overhead(profile: Profile, model: LatencyModel) -> None:

@@ -11,7 +11,7 @@ from world import TINY, tiny_drafts, write_profile
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, forward_ops
-from archsearch.engines.overhead import GAMMAS, measure_overhead
+from archsearch.engines.overhead import DRAFT_LAYERS, GAMMAS, measure_overhead
 from archsearch.pipeline import sample_space
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.profiling import sweep as sweeps
@@ -217,10 +217,11 @@ def test_measure_points_pools_rounds_and_records_nothing(bench: sweeps.CpuBench,
 
 
 @pytest.mark.parametrize("vocab", [320, 2000])
-def test_engine_overhead_gives_a_row_per_gamma(bench: sweeps.CpuBench, vocab: int) -> None:
+def test_engine_overhead_gives_a_row_per_gamma_and_depth(bench: sweeps.CpuBench, vocab: int) -> None:
     """Also for a vocabulary smaller than the prompts' usual range of ids."""
     rows = measure_overhead(bench, TINY.replace(vocab_size=vocab), "float32", rounds=1)
-    assert [row.sizes()["gamma"] for row in rows] == [0, *GAMMAS] and len(rows) == 5
+    cases = [(row.sizes()["gamma"], row.sizes()["draft_layers"]) for row in rows]
+    assert cases == [(0, 0), *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS)]
     for row in rows:
         assert row.kind == "engine" and row.sizes()["engine"] == "transformers" and row.sizes()["vocab_size"] == vocab
         assert all(math.isfinite(t) and t > 0 for t in row.times_s)
