@@ -21,8 +21,8 @@ from archsearch.workload import DTYPE_BYTES
 MARKER: Final = "export.json"
 """Written into every export; a folder that holds it may be replaced by the next one."""
 
-_COPIED: Final = ("config.json", "model.safetensors", "draft_vocab.json")
-_TOKENIZER: Final = (
+DRAFT_FILES: Final = ("config.json", "model.safetensors", "draft_vocab.json")
+TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -97,15 +97,14 @@ def _build(
     confirmed: Mapping[str, Any] | None,
     padded_speedup: float | None,
 ) -> None:
-    for name in (*_COPIED, *_TOKENIZER):
+    for name in (*DRAFT_FILES, *TOKENIZER_FILES):
         if (draft_folder / name).is_file():
             shutil.copyfile(draft_folder / name, folder / name)
     source = draft_folder / "generation_config.json"
     generation = read_json(source, "generation config") if source.is_file() else {}
     settings = {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
     write_json(folder / "generation_config.json", {**generation, **settings})
-    speculative = {"method": "draft_model", "model": str(output), "num_speculative_tokens": gamma}
-    write_json(folder / "speculative_config.json", speculative)
+    write_json(folder / "speculative_config.json", vllm_config(str(output), gamma))
     if score is not None:
         write_json(folder / "score.json", dict(score))
     dtype = str(confirmed["dtype"]) if confirmed else _dtype(draft_folder)
@@ -146,6 +145,11 @@ def _dtype(draft_folder: Path) -> str:
     return dtype if dtype in DTYPE_BYTES else "float32"
 
 
+def vllm_config(model: str, gamma: int) -> dict[str, Any]:
+    """vLLM's --speculative-config for a draft model."""
+    return {"method": "draft_model", "model": model, "num_speculative_tokens": gamma}
+
+
 def padded_head_cost(arch: Architecture, dtype: str) -> dict[str, float]:
     """What an engine pays that computes the full head of a draft trained with a trimmed one.
 
@@ -170,7 +174,7 @@ def model_card(
 ) -> str:
     """README.md of an export: what it is, how to run it, what it should bring and what was measured."""
     target = target or "TARGET"
-    speculative = json.dumps({"method": "draft_model", "model": str(folder), "num_speculative_tokens": gamma})
+    speculative = json.dumps(vllm_config(str(folder), gamma))
     lines = [
         "---",
         "library_name: transformers",

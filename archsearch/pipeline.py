@@ -16,6 +16,7 @@ from typing import Any
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.export import DRAFT_FILES, TOKENIZER_FILES, export, padded_head_cost, vllm_config
 from archsearch.files import atomic_path, ensure_writable_dir, read_json, write_json
 from archsearch.finalists import TrainedDraft, Workshop, choose_finalists, load_prompt_set, load_trained
 from archsearch.hardware.device import Device
@@ -671,32 +672,13 @@ def write_best(session: SearchSession, ranked: Sequence[Score], trained: Mapping
             shutil.rmtree(run.best_dir(rank))
 
 
-def vllm_config(model: str, gamma: int) -> dict[str, Any]:
-    """vLLM's --speculative-config for a draft model."""
-    return {"method": "draft_model", "model": model, "num_speculative_tokens": gamma}
-
-
-DRAFT_FILES = (
-    "model.safetensors",
-    "config.json",
-    "generation_config.json",
-    "draft_vocab.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "trace.npz",
-    "training.json",
-)
+COPIED_TO_RANK = (*DRAFT_FILES, *TOKENIZER_FILES, "generation_config.json", "trace.npz", "training.json")
 
 
 def copy_draft(source: Path, destination: Path) -> None:
     """Copy the files of a draft folder, each by rename; weights last, so that a folder with weights is whole."""
     (destination / "model.safetensors").unlink(missing_ok=True)
-    for name in sorted(DRAFT_FILES, key=lambda name: name == "model.safetensors"):
+    for name in sorted(COPIED_TO_RANK, key=lambda name: name == "model.safetensors"):
         if (source / name).is_file():
             with atomic_path(destination / name) as temporary:
                 shutil.copyfile(source / name, temporary)
@@ -884,8 +866,6 @@ def spread_prompts(prompts: Sequence[Any], count: int) -> list[Any]:
 
 def export_rank(path: Path, rank: int, output: Path) -> dict[str, Any]:
     """Export a trained candidate; says what engines pay that compute the padded head."""
-    from archsearch.export import export, padded_head_cost
-
     run = open_run(path)
     score = run.score(rank)
     folder = run.best_dir(rank)
