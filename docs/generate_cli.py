@@ -29,11 +29,11 @@ Durations are written `90s`, `10m`, `1.5h`, or as a number of seconds.
 
 
 def commands(command: click.Command, name: str = "archsearch") -> Iterator[tuple[str, click.Command]]:
-    """(full name, command) of a group and everything below it, in the order of the code."""
+    """(full name, command) of a group and everything below it, in the order of --help."""
     yield name, command
     if isinstance(command, click.Group):
-        for child, sub in command.commands.items():
-            yield from commands(sub, f"{name} {child}")
+        for child in command.list_commands(click.Context(command)):
+            yield from commands(command.commands[child], f"{name} {child}")
 
 
 def help_text(name: str, command: click.Command) -> str:

@@ -1,0 +1,5 @@
+"""`python -m archsearch.cli`."""
+
+from archsearch.cli import main
+
+main()

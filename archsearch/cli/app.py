@@ -1,0 +1,70 @@
+"""The command group: what every command shares, and how an error reaches the user."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from archsearch import __version__
+from archsearch.errors import ArchsearchError
+
+
+ORDER = ("profile", "search", "estimate", "acceptance", "train", "confirm", "export", "report", "list", "demo")
+
+
+class Group(click.Group):
+    """Turns what the user can mend into one line and an exit status; a bug keeps its traceback."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """In the order in which they are used."""
+        known = super().list_commands(context)
+        return sorted(known, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except ArchsearchError as error:
+            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            context.exit(error.exit_code)
+        except click.UsageError as error:  # click prints three lines of usage around it
+            if isinstance(error, click.exceptions.NoArgsIsHelpError):
+                raise
+            where = error.ctx.command_path if error.ctx else "archsearch"
+            click.echo(f"Error: {' '.join(error.format_message().split())} (see {where} --help)", err=True)
+            context.exit(error.exit_code)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
+                raise
+            where = f" ({error.filename})" if error.filename else ""
+            click.echo(
+                f"Error: {error.strerror}{where}; free space or choose a folder you can write to. What was finished is kept.",
+                err=True,
+            )
+            context.exit(2)
+        except KeyboardInterrupt:
+            click.echo("\nStopped. What was finished is kept; the same command continues.", err=True)
+            context.exit(130)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="archsearch")
+@click.option("-v", "--verbose", is_flag=True, help="Log what happens inside.")
+def main(verbose: bool) -> None:
+    """Find the draft model that makes your target fastest under speculative decoding, on your device.
+
+    \b
+    archsearch profile --gpu cpu --target smollm2-135m      measure this device
+    archsearch search --target smollm2-135m --gpu cpu       score thousands of drafts, rank them
+    archsearch search ... --confirm 1                       and train finalists, run the best in an engine
+    archsearch estimate --target llama-65b --draft wide-796m --draft sheared-llama-1.3b --gpu a100
+    archsearch list targets
+
+    Guides: README.md and docs/.
+    """
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s", stream=sys.stderr)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

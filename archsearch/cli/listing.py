@@ -1,0 +1,28 @@
+"""`archsearch list`."""
+
+from __future__ import annotations
+
+import click
+
+from archsearch.cli.app import main
+from archsearch.cli.options import (
+    json_option,
+)
+from archsearch.cli.output import emit, table
+
+
+@main.command("list")
+@click.argument("what", type=click.Choice(["targets", "devices", "profiles", "spaces", "runs"]))
+@json_option
+def list_command(what: str, as_json: bool) -> None:
+    """What there is: targets and published drafts, devices, profiles, search spaces, runs.
+
+    \b
+    archsearch list targets
+    archsearch list profiles --json
+    """
+    from archsearch.listing import LISTINGS
+
+    header, rows = LISTINGS[what]()
+    text = table(rows, header) if rows else f"no {what} yet"
+    emit({what: [dict(zip(header, row, strict=True)) for row in rows]}, text, as_json)

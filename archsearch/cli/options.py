@@ -1,0 +1,113 @@
+"""Options and parsers that commands share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """`90`, `90s`, `10m`, `1.5h` -> seconds."""
+    if value is None:
+        return None
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (value[:-1], value[-1]) if value[-1:] in units else (value, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise click.BadParameter(f"{value!r} is no duration; write 90s, 10m or 1.5h")
+    return seconds
+
+
+def alpha_choice(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """`prior`, `distilled`, or a number between 0 and 1."""
+    if value in ("prior", "distilled"):
+        return value
+    if value == "supernet":
+        raise click.BadParameter("the supernet rung is not built yet; use prior, distilled or a number between 0 and 1")
+    try:
+        if 0.0 <= float(value) <= 1.0:
+            return value
+    except ValueError:
+        pass
+    raise click.BadParameter(f"{value!r} is neither prior, distilled nor a number between 0 and 1")
+
+
+def dtype_choice(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """A dtype's canonical name; `bf16` and other aliases are accepted."""
+    from archsearch.workload import dtype_name
+
+    return None if value is None else dtype_name(value)
+
+
+def engine_choice(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Engines that are built."""
+    if value != "transformers":
+        raise click.BadParameter(f"engine {value!r} is not built yet; use --engine transformers")
+    return value
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--json", "as_json", is_flag=True, help="Last line of stdout: one JSON object. Progress goes to stderr.")(
+        function
+    )
+
+
+def common(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of every command that scores: which latency, which workload."""
+    options = [
+        click.option(
+            "--gpu", metavar="NAME", help="cpu, or a device of `archsearch list devices`. No GPU is needed, only its profile."
+        ),
+        click.option(
+            "--profile",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="A profile folder, instead of --gpu.",
+        ),
+        click.option("--batch-size", default=1, show_default=True, type=click.IntRange(min=1), metavar="N"),
+        click.option(
+            "--context", default=256, show_default=True, type=click.IntRange(min=0), metavar="N", help="Tokens in the KV cache."
+        ),
+        click.option("--temperature", default=0.0, show_default=True, metavar="F"),
+        click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(min=1), metavar="N"),
+        click.option(
+            "--dtype",
+            metavar="D",
+            callback=dtype_choice,
+            help="Default: the one in which the target decodes fastest, by the profile.",
+        ),
+        click.option("--mode", type=click.Choice(["eager", "graph"]), default="eager", show_default=True),
+        click.option(
+            "--alpha",
+            default="prior",
+            show_default=True,
+            callback=alpha_choice,
+            metavar="A",
+            help="Acceptance: prior, distilled (trains finalists), or a number.",
+        ),
+        click.option(
+            "--domain",
+            type=click.Choice(["narrow", "mixed"]),
+            default="narrow",
+            show_default=True,
+            help="Which text the prior is for: one kind of task, or chat, code and documents together.",
+        ),
+        click.option("--engine", default="transformers", show_default=True, metavar="E", callback=engine_choice),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("run", type=click.Path(path_type=Path, file_okay=False))(function)
+
+
+rank_option = click.option("--rank", default=1, show_default=True, type=click.IntRange(min=1), help="Which candidate of the run.")

@@ -1,0 +1,152 @@
+"""`archsearch profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from archsearch.cli.app import main
+from archsearch.cli.options import (
+    duration,
+    json_option,
+)
+from archsearch.cli.output import emit, table
+from archsearch.errors import ArchsearchError
+
+
+@main.command()
+@click.option(
+    "--gpu", required=True, metavar="NAME", help="Device to measure: cpu, or a GPU that must be the one in this machine."
+)
+@click.option("--target", metavar="T", help="Also measure what this target needs: catalogue name, folder or hub id.")
+@click.option(
+    "--space",
+    default=None,
+    metavar="S",
+    help="Search space whose shapes to cover (default: demo for small targets, else default).",
+)
+@click.option(
+    "--dtype", "dtypes", multiple=True, metavar="D", help="bfloat16, float32, ... (default: both, the device's native one first)."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["eager", "graph"]),
+    default="eager",
+    show_default=True,
+    help="eager as transformers, graph as vLLM on GPUs.",
+)
+@click.option("--tensor-parallel", default=1, show_default=True, metavar="N", help="Ranks (GPUs only).")
+@click.option("--budget", default="5m", show_default=True, callback=duration, help="Time for the sweep: 90s, 5m, 1h.")
+@click.option(
+    "--check", default=0, metavar="N", help="Then measure N whole drafts the profile has not seen, predicted beside measured."
+)
+@click.option("--threads", type=int, help="CPU threads (default: all this process may use). Part of the profile's identity.")
+@click.option("--no-engine", is_flag=True, help="Do not measure what the engine adds to each round.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder (default: profiles/<device>/<stack>).")
+@json_option
+def profile(
+    gpu: str,
+    target: str | None,
+    space: str | None,
+    dtypes: tuple[str, ...],
+    mode: str,
+    tensor_parallel: int,
+    budget: float,
+    check: int,
+    threads: int | None,
+    no_engine: bool,
+    seed: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure ops, decoder layers and whole models on this device into a profile that searches read.
+
+    Continues where an earlier run stopped; more budget measures more. Every repeat is bracketed by a reference probe, so a busy
+    machine is corrected for, and said to be busy.
+
+    \b
+    archsearch profile --gpu cpu --target smollm2-135m
+    archsearch profile --gpu cpu --target smollm2-135m --budget 2m --check 20
+    """
+    from archsearch.pipeline import ProfileRequest, default_space, profile_device
+    from archsearch.search.space import load_space
+    from archsearch.targets import resolve_target
+
+    if mode == "graph" or tensor_parallel > 1:
+        raise ArchsearchError(
+            "--mode graph and --tensor-parallel need GPU profiling, which is not built yet; "
+            "only --gpu cpu in eager mode is measured"
+        )
+    architecture = resolve_target(target).architecture if target else None
+    request = ProfileRequest(
+        gpu,
+        architecture,
+        load_space(space or (default_space(architecture) if architecture else "demo")),
+        dtypes,
+        budget,
+        check,
+        threads,
+        output,
+        engine=not no_engine,
+        seed=seed,
+    )
+    result = profile_device(request)
+    emit(result, profile_text(result), as_json)
+
+
+def profile_text(result: dict[str, Any]) -> str:
+    lines = [
+        f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new, {result['noisy_share']:.0%} noisy.",
+        f"Machine: {result['slowdown_median']:.2f} times the quiet reference (5-95 %: {result['slowdown_p5']:.2f} to "
+        f"{result['slowdown_p95']:.2f}); divided out of every repeat.",
+    ]
+    if result["slowdown_p95"] > 1.5 * result["slowdown_p5"] or result["noisy_share"] > 0.25:
+        lines.append(
+            "WARNING: this machine is busy or throttles: stop other work and run the command again, or trust the numbers less."
+        )
+    for dtype, learnt in result["models"].items():
+        if "missing" in learnt:
+            lines.append(f"{dtype}: no model yet: {learnt['missing']}")
+        else:
+            lines.append(
+                f"{dtype}: whole passes left out one at a time: median error {learnt['leave_one_out_median']:.1%}, "
+                f"{learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
+            )
+            for engine, parts in learnt["engines"].items():
+                lines.append(
+                    f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token, "
+                    f"{1e3 * parts['round_s']:.2f} ms per round, {1e3 * parts['token_s']:.2f} ms per draft token "
+                    f"and {1e3 * parts['layer_s']:.3f} ms per layer of it (measured)."
+                )
+    for dtype, check in result["checks"].items():
+        rows = [
+            (
+                row["what"],
+                row["architecture"],
+                str(row["tokens"]),
+                str(row["context"]),
+                f"{1e3 * row['measured_s']:.2f}",
+                f"{1e3 * row['predicted_s']:.2f}",
+                f"{1e3 * row['predicted_std_s']:.2f}",
+                f"{100 * row['relative_error']:+.1f}",
+            )
+            for row in check["rows"]
+        ]
+        lines += [
+            "",
+            f"Check {dtype}: shapes the profile has not seen",
+            table(rows, ("what", "architecture", "tokens", "context", "measured ms", "predicted", "± std", "error %")),
+        ]
+        for what in ("draft step", "verify"):
+            if what in check:
+                part = check[what]
+                lines.append(
+                    f"{what}: {part['cases']} cases, median absolute error {part['median_absolute_error']:.1%}, "
+                    f"{part['within_12_percent']:.0%} within 12 %, {part['within_two_std']:.0%} within two std, "
+                    f"bias {part['bias']:+.1%}"
+                )
+    lines += ["", "Next: archsearch search --target T --gpu cpu"]
+    return "\n".join(lines)

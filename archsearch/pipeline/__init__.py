@@ -1,0 +1,43 @@
+"""The commands as functions: what the command line parses for and a notebook calls. Each does one job and returns plain data.
+
+profile -> search -> finalists (train, measure) -> confirm -> export. Feedback between them passes through files.
+"""
+
+from archsearch.pipeline.candidates import (
+    check_tokenizer,
+    confirm_rank,
+    export_rank,
+    spread_prompts,
+    train_rank,
+    write_best,
+    write_report,
+)
+from archsearch.pipeline.estimate import estimate_drafts
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, machine_slowdown
+from archsearch.pipeline.profile import ProfileRequest, check_profile, profile_device, sample_space
+from archsearch.pipeline.search import search
+from archsearch.pipeline.session import SearchRequest, SearchSession, check_weights, default_space
+
+__all__ = [
+    "LatencySource",
+    "ProfileRequest",
+    "SearchRequest",
+    "SearchSession",
+    "acceptance_for",
+    "check_profile",
+    "check_tokenizer",
+    "check_weights",
+    "choose_latency",
+    "confirm_rank",
+    "default_space",
+    "estimate_drafts",
+    "export_rank",
+    "machine_slowdown",
+    "profile_device",
+    "sample_space",
+    "search",
+    "spread_prompts",
+    "train_rank",
+    "write_best",
+    "write_report",
+]

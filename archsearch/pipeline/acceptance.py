@@ -1,0 +1,370 @@
+"""`archsearch acceptance`: how much of what a draft proposes does its target accept, on the user's own prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.acceptance.estimator import AcceptanceContext
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import read_architecture
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.estimate import Estimate
+from archsearch.files import ensure_writable_dir, read_json, write_json
+from archsearch.finalists import load_prompt_set
+from archsearch.paths import cache_dir
+from archsearch.pipeline.candidates import check_tokenizer, spread_prompts
+from archsearch.pipeline.latency import LatencySource, choose_latency
+from archsearch.progress import ProgressLine
+from archsearch.search.objective import Scorer
+from archsearch.targets import TargetRef, resolve_target
+from archsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from archsearch.acceptance.measured import Trace
+    from archsearch.training.data import Prompt, TextCache
+
+MAX_GAMMA: Final = 8
+LEVELS: Final = (0.90, 0.95)
+
+
+@dataclass(frozen=True)
+class AcceptanceRequest:
+    """What `archsearch acceptance` was asked.
+
+    `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where `temperature` is above 0. `explain`: also
+    the prior's terms; alone where the draft is a shape without weights. `gpu` or `profile`: also the modelled speed-up.
+    """
+
+    target: str
+    draft: str
+    prompts: Path | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_prompts: int = 64
+    answer_tokens: int = 128
+    dtype: str = "float32"
+    explain: bool = False
+    domain: str = "narrow"
+    gpu: str | None = None
+    profile: Path | None = None
+    batch_size: int = 1
+    mode: str = "eager"
+    cache: Path | None = None
+    output: Path | None = None
+    trace: Path | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class DraftRef:
+    """A draft that was found but not loaded. `ref` None: nothing but a config.json. `at_hand`: its weights lie on this machine, or
+    were asked for by their hub id; a catalogue name may still have some on the hub."""
+
+    name: str
+    architecture: Architecture
+    ref: TargetRef | None
+    at_hand: bool
+
+    @property
+    def has_weights(self) -> bool:
+        return self.at_hand or (self.ref is not None and self.ref.hub_id is not None)
+
+
+def find_draft(name: str) -> DraftRef:
+    """The draft called `name`: a folder, a config.json, a catalogue name or a hub id. Raises ArchsearchError where there is none."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return DraftRef(name, read_architecture(path), None, False)
+    from archsearch.models import WEIGHT_FILES
+
+    ref = resolve_target(name)
+    if ref.folder is not None:
+        at_hand = any((ref.folder / file).is_file() for file in WEIGHT_FILES)
+    else:
+        at_hand = ref.weights is not None or ref.hub_id == name
+    return DraftRef(name, ref.architecture, ref, at_hand)
+
+
+def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
+    """alpha, acceptance by position and tau at gamma 1..8 of a draft for a target, on text that the target writes for the prompts.
+
+    The text is kept (`request.cache`, by default under the user's cache folder), so another draft on the same prompts takes
+    seconds. Returns what `request.output` gets as JSON. Raises ArchsearchError: a target or draft without weights, tokenizers that
+    differ, prompts that are too short, answers too short for a single round.
+    """
+    from archsearch.acceptance import measured
+
+    measured.check_sampling(request.temperature, request.top_p)
+    if request.max_prompts < 1 or request.answer_tokens < 2:
+        raise ArchsearchError(
+            f"needs at least 1 prompt and 2 answer tokens, got {request.max_prompts} and {request.answer_tokens}"
+        )
+    if request.output is not None:
+        ensure_writable_dir(request.output.parent)
+    target = resolve_target(request.target)
+    draft = find_draft(request.draft)
+    result: dict[str, Any] = {
+        "target": target.name,
+        "draft": request.draft,
+        "architecture": draft.architecture.to_dict(),
+        "shape": draft.architecture.label(),
+        "domain": request.domain,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+    }
+    if draft.at_hand or not request.explain:
+        trace, notes, context_len = record(request, target, draft)
+        source = None
+        if request.gpu is not None or request.profile is not None:
+            source = choose_latency(
+                request.gpu, request.profile, target.architecture, dtype=None, mode=request.mode, engine="transformers",
+                batch_size=request.batch_size, context_len=context_len,
+            )  # fmt: skip
+        result |= {"dtype": request.dtype, "context_len": context_len, "notes": notes, **summary(trace)}
+        if source is not None:
+            result |= speedups(result, target.architecture, draft.architecture, source, request, context_len)
+        if request.trace is not None:
+            trace.save(request.trace)
+    if request.explain:
+        result["explanation"] = explanation(request, target, draft)
+    if request.output is not None:
+        write_json(request.output, result)
+    return result
+
+
+# ------------------------------------------------------------------------------------------------------------------ recording
+
+
+def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tuple[Trace, list[str], int]:
+    """The trace of the draft over the target's text, notes for the user, and the mean number of tokens in the KV cache."""
+    from archsearch.acceptance import measured
+    from archsearch.models import load_draft, load_target, load_tokenizer
+
+    if not draft.has_weights or draft.ref is None:
+        raise MissingDataError(
+            f"draft {draft.name!r} has no weights to measure; give a folder with model.safetensors (or ask with --explain alone)"
+        )
+    notes: list[str] = []
+    tokenizer = load_tokenizer(target)
+    if draft.ref.folder is not None:
+        check_tokenizer(tokenizer, draft.ref.folder)
+    _check_vocabulary(tokenizer, target, draft, notes)
+    prompts, source = _prompts(request)
+    notes.append(f"prompts: {source}")
+    texts, end_ids, unfinished = written_text(request, target, tokenizer, prompts)
+    notes += unfinished
+    if draft.ref.folder is not None:
+        model = load_draft(draft.ref.folder, request.dtype)
+    else:
+        model = load_target(draft.ref, request.dtype)[0]
+    with ProgressLine("measure") as line:
+
+        def report(done: int, total: int) -> None:
+            line("draft beside the target's text", done, total)
+
+        if request.temperature > 0:
+            trace = measured.sampling_trace(
+                model, texts, temperature=request.temperature, top_p=request.top_p, end_ids=end_ids, report=report
+            )
+        else:
+            trace = measured.agreement_trace(model, texts, end_ids=end_ids, report=report)
+    lengths = [s.prompt_tokens + int(s.greedy_ids.shape[0]) / 2 for s in texts.sequences]
+    return trace, notes, round(sum(lengths) / len(lengths))
+
+
+def _check_vocabulary(tokenizer: Any, target: TargetRef, draft: DraftRef, notes: list[str]) -> None:
+    """Raise for a draft whose tokens are not the target's; a difference in padding rows is only noted."""
+    ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
+    if ours == theirs:
+        return
+    from archsearch.models import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
+
+    assert draft.ref is not None
+    if draft.ref.folder is not None and not any((draft.ref.folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ArchsearchError(
+            f"the draft's vocabulary has {theirs} tokens, the target's {ours}, and {draft.ref.folder} has no tokenizer to compare; "
+            "use a draft made for this target"
+        )
+    differences = tokenizers_differ(tokenizer, load_tokenizer(draft.ref), limit=2)
+    if differences:
+        raise ArchsearchError(
+            f"the tokenizer of {draft.name} differs from the target's ({'; '.join(differences)}); use a draft made for this target"
+        )
+    notes.append(f"the draft's vocabulary is padded to {theirs} rows, the target's to {ours}: some engines refuse such a pair")
+
+
+def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
+    from archsearch.training.data import read_prompts
+
+    if request.prompts is None:
+        found, source = load_prompt_set(None, None).heldout, "the held-out ones that ship with archsearch; yours tell more: --prompts"
+    else:
+        found, source = read_prompts(request.prompts), str(request.prompts)
+    return spread_prompts(found, request.max_prompts), source
+
+
+def written_text(
+    request: AcceptanceRequest, target: TargetRef, tokenizer: Any, prompts: Sequence[Prompt]
+) -> tuple[TextCache, list[int], list[str]]:
+    """(text of the target, ids that end an answer, notes): from the cache, or written now and kept there.
+
+    The cache is found by what the target is (name, files), not by its weights, so a second draft needs no target at all.
+    """
+    from archsearch.acceptance.sampling import sample_text
+    from archsearch.models import load_target
+    from archsearch.training.data import TextCache, encode_prompts, eos_ids
+
+    encoded = encode_prompts(prompts, tokenizer)
+    identity = {
+        "target": [target.name, str(target.folder), target.hub_id, dict(target.weights or {}), _files_of(target.folder)],
+        "prompts": [[item.token_ids, item.category, item.id] for item in encoded],
+        "settings": [request.answer_tokens, request.temperature, request.top_p if request.temperature else 1.0, request.seed,
+                     request.dtype],
+    }  # fmt: skip
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    folder = (request.cache or cache_dir() / "acceptance") / key
+    ends_file = folder / "end_ids.json"
+    if (folder / "cache.json").is_file() and ends_file.is_file():
+        texts = TextCache.load(folder)
+        if texts.complete:
+            return texts, list(read_json(ends_file, "end tokens")), [f"the target's text is kept in {folder}"]
+    ensure_writable_dir(folder)
+    model, _ = load_target(target, request.dtype)
+    ends = list(eos_ids(model, tokenizer))
+    with ProgressLine("target writes") as line:
+
+        def report(state: Mapping[str, Any]) -> None:
+            # Prompts are answered side by side: tokens move before answers are done.
+            line(f"{state['tokens']} tokens", state["tokens"], max(1, state["total"] * request.answer_tokens))
+
+        texts = sample_text(
+            model, tokenizer, prompts, cache_dir=folder, max_new_tokens=request.answer_tokens, temperature=request.temperature,
+            top_p=request.top_p, seed=request.seed, progress=report,
+        )  # fmt: skip
+    write_json(ends_file, ends)
+    left_out = len(prompts) - len(encoded)
+    notes = [f"the target's text is kept in {folder}"]
+    return texts, ends, notes + ([f"{left_out} prompts are too long and were left out"] if left_out else [])
+
+
+def _files_of(folder: Path | None) -> list[list[Any]]:
+    """Name, size and time of change of a local model's files: other weights, another cache."""
+    if folder is None:
+        return []
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".bin"))
+    return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]
+
+
+# ------------------------------------------------------------------------------------------------------------------ summaries
+
+
+def summary(trace: Trace, max_gamma: int = MAX_GAMMA) -> dict[str, Any]:
+    """The figures of a trace, as they stand in the JSON file."""
+    from archsearch.acceptance import measured
+
+    alpha = measured.alpha_resampled(trace)
+    taus, intervals, positions = _taus(trace, max_gamma)
+    agreed = sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens)
+    names = [name for name in dict.fromkeys(trace.categories) if name]
+    return {
+        "alpha": alpha.estimate().to_dict(),
+        "prompts": len(trace.agreements),
+        "tokens": trace.tokens,
+        "argmax_agreement": agreed,
+        "tau": {str(gamma): value.to_dict() for gamma, value in taus.items()},
+        "accepted_by_position": list(positions),
+        "intervals": {"alpha": {_percent(level): alpha.interval(level) for level in LEVELS}, "tau": intervals},
+        "by_category": {name: _category(trace.of_category(name), max_gamma) for name in names},
+    }
+
+
+def _taus(trace: Trace, max_gamma: int) -> tuple[dict[int, Estimate], dict[str, Any], tuple[float, ...]]:
+    from archsearch.acceptance.replay import replay_tau
+
+    taus: dict[int, Estimate] = {}
+    intervals: dict[str, Any] = {}
+    positions: tuple[float, ...] = ()
+    for gamma in range(1, max_gamma + 1):
+        try:
+            outcome = replay_tau(trace, gamma)
+        except ArchsearchError:  # no text is long enough for a round of this gamma
+            if gamma == 1:
+                raise
+            break
+        taus[gamma] = outcome.estimate()
+        intervals[str(gamma)] = {_percent(level): outcome.interval(level) for level in LEVELS}
+        positions = outcome.accepted_by_position
+    return taus, intervals, positions
+
+
+def _category(trace: Trace, max_gamma: int) -> dict[str, Any]:
+    from archsearch.acceptance import measured
+
+    alpha = measured.alpha_resampled(trace)
+    try:
+        taus, intervals, _ = _taus(trace, max_gamma)
+    except ArchsearchError:
+        taus, intervals = {}, {}
+    return {
+        "alpha": alpha.estimate().to_dict(),
+        "prompts": len(trace.agreements),
+        "tokens": trace.tokens,
+        "tau": {str(gamma): value.to_dict() for gamma, value in taus.items()},
+        "intervals": {"alpha": {_percent(level): alpha.interval(level) for level in LEVELS}, "tau": intervals},
+    }
+
+
+def _percent(level: float) -> str:
+    return f"{100 * level:.0f}"
+
+
+def speedups(
+    result: Mapping[str, Any],
+    target: Architecture,
+    draft: Architecture,
+    source: LatencySource,
+    request: AcceptanceRequest,
+    context_len: int,
+) -> dict[str, Any]:
+    """Modelled speed-up at each gamma with the measured tau, the best gamma, and the best gamma of each category."""
+    from archsearch.acceptance.estimator import GivenAcceptance
+
+    workload = Workload(request.batch_size, context_len, 1, source.dtype, request.mode, request.temperature)
+    scorer = Scorer(target, workload, source.latency, GivenAcceptance(float(result["alpha"]["value"])))
+
+    def at_each(part: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        alpha = Estimate.from_dict(part["alpha"])
+        taus = {int(gamma): Estimate.from_dict(value) for gamma, value in part["tau"].items()}
+        gains = {gamma: scorer.measured(draft, alpha, taus, gammas=[gamma]).speedup for gamma in taus}
+        best = max(gains, key=lambda gamma: gains[gamma].value)
+        return {str(gamma): gain.to_dict() for gamma, gain in gains.items()}, best if gains[best].value > 1.0 else 0
+
+    gains, best = at_each(result)
+    categories: dict[str, Any] = {}
+    for name, part in result["by_category"].items():
+        categories[name] = dict(part)
+        if part["tau"]:
+            categories[name]["speedup"], categories[name]["best_gamma"] = at_each(part)
+    return {
+        "speedup": gains, "best_gamma": best, "latency": source.words, "device": source.device.key, "latency_dtype": source.dtype,
+        "by_category": categories,
+    }  # fmt: skip
+
+
+def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> dict[str, Any]:
+    """The prior's alpha of the draft's shape and its terms, in logit(alpha)."""
+    from archsearch.acceptance.prior import PriorAcceptance
+
+    prior = PriorAcceptance()
+    context = AcceptanceContext(target.architecture, request.temperature, domain=request.domain)
+    predicted = prior.predict(draft.architecture, context)
+    rows = prior.explain_rows(draft.architecture, context)
+    return {
+        "alpha": predicted.alpha.to_dict(),
+        "terms": [{"term": t, "contribution": c, "std": s, "evidence": e} for t, c, s, e in rows],
+    }

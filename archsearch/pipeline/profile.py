@@ -1,0 +1,217 @@
+"""`archsearch profile`: measure this device, and check the latency model on shapes it has not seen."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import ensure_writable_dir, write_json
+from archsearch.hardware.device import Device
+from archsearch.hardware.identify import check_claim
+from archsearch.latency.model import LatencyModel
+from archsearch.profiles import Profile, current_stack, stack_key
+from archsearch.progress import ProgressLine
+from archsearch.search.space import InvalidShape, SearchSpace
+from archsearch.workload import dtype_name
+
+CHECK_MEDIAN_GOAL = 0.06
+
+
+CHECK_WITHIN_12_GOAL = 0.80
+
+
+ENGINE_STAND_IN = Architecture(512, 1408, 4, 8, 8, 64, 32000)
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What `archsearch profile` was asked: `dtypes` empty means the device's best first, then the other."""
+
+    gpu: str
+    target: Architecture | None
+    space: SearchSpace
+    dtypes: tuple[str, ...] = ()
+    budget_s: float = 300.0
+    check: int = 0
+    threads: int | None = None
+    output: Path | None = None
+    batch_size: int = 1
+    engine: bool = True
+    seed: int = 0
+
+
+def sample_space(space: SearchSpace, target: Architecture, count: int, seed: int = 0) -> list[Architecture]:
+    """Up to `count` distinct valid shapes drawn at random: what a sweep covers and a check draws from."""
+    rng = random.Random(seed)
+    dimensions = space.dimensions(target)
+    found: dict[Architecture, None] = {}
+    for _ in range(200 * count):
+        shape = space.build(tuple(rng.randrange(len(dimension.choices)) for dimension in dimensions), target)
+        if not isinstance(shape, InvalidShape):
+            found[shape] = None
+            if len(found) >= count:
+                break
+    if not found:
+        space.check(target)
+    return list(found)
+
+
+def device_dtypes(device: Device, asked: Sequence[str]) -> list[str]:
+    """The dtypes to measure: those asked for, or the device's native one first."""
+    if asked:
+        return [dtype_name(name) for name in asked]
+    return ["bfloat16", "float32"] if device.native_bf16 else ["float32", "bfloat16"]
+
+
+def profile_device(request: ProfileRequest) -> dict[str, Any]:
+    """Measure this device until the budget is spent or every planned row exists; continue where an earlier run stopped.
+
+    Returns a summary: folder, rows, noise, what the latency model learnt per dtype, and the check's results.
+    Raises ArchsearchError when the device is not the one claimed or is a GPU (kernels on GPUs are not measured yet).
+    """
+    device = check_claim(request.gpu, request.threads)
+    if device.kind != "cpu":
+        raise ArchsearchError(
+            f"profiling on {device.name} is not built yet: only --gpu cpu can be measured; "
+            f"`archsearch estimate --gpu {request.gpu}` answers from the datasheet"
+        )
+    stack = current_stack()
+    folder = request.output or Path("profiles") / device.key / stack_key(stack)
+    ensure_writable_dir(folder)
+
+    import torch
+
+    from archsearch.profiling import sweep as sweeps
+
+    torch.set_num_threads(device.threads or 1)
+    profile = Profile.open(folder, device.to_dict(), stack)
+    bench = sweeps.CpuBench(profile, device.last_level_cache_bytes or (32 << 20))
+    reference = request.target or ENGINE_STAND_IN
+    drafts = sample_space(request.space, reference, 400, request.seed)
+    dtypes = device_dtypes(device, request.dtypes)
+    before = len(profile.rows)
+    memory = float(device.memory_bytes)
+    points = {
+        dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory) for dtype in dtypes
+    }
+    with ProgressLine("profile") as line:
+        sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
+    if request.engine and request.batch_size == 1:
+        _measure_engine(bench, profile, request.target, dtypes, memory)
+    learnt = {}
+    for dtype in dtypes:
+        try:
+            learnt[dtype] = LatencyModel(profile, dtype).summary()
+        except MissingDataError as error:
+            learnt[dtype] = {"missing": str(error)}
+    checks = {}
+    if request.check:
+        for dtype in dtypes:
+            if "missing" not in learnt[dtype]:
+                unseen = drafts_for_check(request, reference, profile)
+                checks[dtype] = check_profile(bench, profile, unseen, request.target, dtype, request.check, memory)
+    slowdowns = bench.slowdowns or [1.0]
+    quantiles = statistics.quantiles(slowdowns, n=20) if len(slowdowns) > 1 else [1.0] * 19
+    return {
+        "folder": str(folder),
+        "device": device.key,
+        "rows": len(profile.rows),
+        "new_rows": len(profile.rows) - before,
+        "planned_rows": sum(len(p) for p in points.values()),
+        "noisy_share": profile.noisy_share,
+        "slowdown_p5": quantiles[0],
+        "slowdown_median": quantiles[9],
+        "slowdown_p95": quantiles[-1],
+        "models": learnt,
+        "checks": checks,
+        "known_error": profile.known_error,
+    }
+
+
+def drafts_for_check(request: ProfileRequest, reference: Architecture, profile: Profile) -> list[Architecture]:
+    """Shapes for a check, drawn with a seed that moves on with every check, so that no check repeats the last one's shapes."""
+    done = sum(entry.get("checks", 0) for entry in profile.known_error.values())
+    return sample_space(request.space, reference, 400, 1_000_003 + request.seed + done)
+
+
+def _measure_engine(bench: Any, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float) -> None:
+    """Engine rows for each dtype that has none yet for this vocabulary."""
+    from archsearch.architecture.counts import weight_bytes_per_pass
+    from archsearch.engines.overhead import measure_overhead
+
+    subject = target
+    if subject is None or weight_bytes_per_pass(subject, 4) > min(2 << 30, memory / 4):
+        subject = ENGINE_STAND_IN if subject is None else ENGINE_STAND_IN.replace(vocab_size=subject.vocab_size)
+    for dtype in dtypes:
+        known = {row.sizes()["vocab_size"] for row in profile.select("engine", dtype, "eager")}
+        if subject.vocab_size not in known:
+            with ProgressLine(f"what transformers adds, {dtype}") as line:
+                for row in measure_overhead(bench, subject, dtype, progress=line):
+                    profile.record(row)
+
+
+def check_profile(
+    bench: Any,
+    profile: Profile,
+    drafts: list[Architecture],
+    target: Architecture | None,
+    dtype: str,
+    count: int,
+    memory: float,
+) -> dict[str, Any]:
+    """Measure whole drafts (and verification passes) that the profile has not seen and compare; store it as the known error."""
+    from archsearch.profiling.sweep import check_points, measure_points
+
+    model = LatencyModel(profile, dtype)
+    before = profile.known_error.get(dtype, {})
+    points = check_points(drafts, target, profile, dtype, count, seed=before.get("checks", 0), memory_bytes=memory)
+    rows: list[dict[str, Any]] = []
+    with ProgressLine(f"check {dtype}") as line:
+        measured = list(measure_points(bench, points, dtype, progress=line))
+    for point, row in measured:
+        assert point.arch is not None
+        predicted = model.forward_s(
+            point.arch, batch=point.batch, tokens=point.tokens, context=point.context, cold=point.cache == "cold"
+        )
+        rows.append(
+            {
+                "what": "verify" if point.arch == target else f"draft step, {point.cache}",
+                "architecture": point.arch.label(),
+                "tokens": point.tokens,
+                "context": point.context,
+                "measured_s": row.median_s,
+                "predicted_s": predicted.value,
+                "predicted_std_s": predicted.std,
+                "relative_error": predicted.value / row.median_s - 1,
+                "noisy": row.noisy,
+            }
+        )
+    groups = {what: _error_summary([row for row in rows if row["what"].startswith(what)]) for what in ("draft step", "verify")}
+    result = {"checks": before.get("checks", 0) + 1, **{what: summary for what, summary in groups.items() if summary}}
+    profile.known_error[dtype] = result
+    profile.save_header()
+    write_json(Path(str(profile.folder)) / f"check-{dtype}.json", {"dtype": dtype, **result, "rows": rows})
+    return {**result, "rows": rows}
+
+
+def _error_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median absolute error, share within 12 %, share within two std; empty for no rows."""
+    if not rows:
+        return {}
+    errors = [abs(row["relative_error"]) for row in rows]
+    within_std = [abs(row["predicted_s"] - row["measured_s"]) <= 2 * row["predicted_std_s"] for row in rows]
+    median, near = statistics.median(errors), statistics.fmean(e <= 0.12 for e in errors)
+    return {
+        "cases": len(rows),
+        "median_absolute_error": median,
+        "within_12_percent": near,
+        "within_two_std": statistics.fmean(within_std),
+        "bias": statistics.median(row["relative_error"] for row in rows),
+        "reached": median <= CHECK_MEDIAN_GOAL and near >= CHECK_WITHIN_12_GOAL,
+    }

@@ -1,0 +1,190 @@
+"""What a search was asked, and everything that its later steps need."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import ensure_writable_dir
+from archsearch.finalists import Workshop, load_prompt_set
+from archsearch.hardware.device import Device
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.runs import Run, create_run, open_run, resume_run
+from archsearch.search.objective import Scorer
+from archsearch.search.space import Limits, SearchSpace, load_space
+from archsearch.targets import TargetRef, resolve_target
+from archsearch.workload import Workload
+
+TEXT_SHARE = 0.35  # of the time budget: the target writes; the rest trains
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine, after `finalists` drafts were
+    trained; 0 ends with the ranking."""
+
+    target: str
+    gpu: str | None = None
+    profile: Path | None = None
+    space: str | None = None
+    batch_size: int = 1
+    context: int = 256
+    temperature: float = 0.0
+    tensor_parallel: int = 1
+    dtype: str | None = None
+    mode: str = "eager"
+    trials: int = 300
+    alpha: str = "prior"
+    domain: str = "narrow"
+    prompts: Path | None = None
+    heldout: Path | None = None
+    text: Path | None = None
+    answer_tokens: int = 96
+    confirm: int = 0
+    finalists: int = 3
+    confirm_prompts: int = 24
+    time_budget_s: float = 780.0
+    engine: str = "transformers"
+    storage: str | None = None
+    run: Path | None = None
+    seed: int = 0
+    top: int = 5
+    max_gamma: int = 8
+
+    def arguments(self) -> dict[str, Any]:
+        """What run.yaml keeps and a continued run must repeat."""
+        free = ("run", "storage", "profile")
+        return {
+            name: value if isinstance(value, int | float | str | bool) or value is None else str(value)
+            for name, value in asdict(self).items()
+            if name not in free
+        }
+
+
+FREE_ARGUMENTS = ("trials", "confirm", "finalists", "confirm_prompts", "top", "gpu")
+
+
+@dataclass
+class SearchSession:
+    """A search in progress or reopened: everything later steps (train, confirm, report) need, built from the request."""
+
+    request: SearchRequest
+    target: TargetRef
+    source: LatencySource
+    space: SearchSpace
+    scorer: Scorer
+    run: Run
+
+    @classmethod
+    def start(cls, request: SearchRequest, run: Run | None = None) -> SearchSession:
+        """Resolve names, load the profile and open or create the run folder: everything that can be wrong, before any work.
+
+        `run`: an opened run to go on with, whatever profile it was searched with.
+        """
+        target = resolve_target(request.target)
+        if request.engine != "transformers":
+            raise ArchsearchError(f"engine {request.engine!r} is not built yet; use --engine transformers")
+        if request.confirm:
+            check_weights(target)
+            load_prompt_set(request.prompts, request.heldout)
+            if request.text is not None and not request.text.is_file():
+                raise MissingDataError(f"text file not found: {request.text}")
+        space = load_space(request.space or default_space(target.architecture))
+        space.check(target.architecture)
+        source = choose_latency(
+            request.gpu,
+            request.profile,
+            target.architecture,
+            dtype=request.dtype,
+            mode=request.mode,
+            engine=request.engine,
+            batch_size=request.batch_size,
+            context_len=request.context,
+        )
+        workload = Workload(
+            request.batch_size, request.context, request.tensor_parallel, source.dtype, request.mode, request.temperature
+        )
+        scorer = Scorer(
+            target.architecture,
+            workload,
+            source.latency,
+            acceptance_for(request.alpha),
+            max_gamma=request.max_gamma,
+            domain=request.domain,
+            limits=memory_limits(space, target.architecture, workload, source.device),
+        )
+        arguments = request.arguments()
+        described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
+        if run is not None:
+            pass
+        elif request.run is not None and (request.run / "run.yaml").exists():
+            run = resume_run(request.run, arguments, free=FREE_ARGUMENTS, **described)
+        else:
+            ensure_writable_dir(request.run or Path("runs"))
+            run = create_run(Path("runs"), arguments, device=source.device.to_dict(), path=request.run, **described)
+        return cls(request, target, source, space, scorer, run)
+
+    @classmethod
+    def reopen(cls, path: Path) -> SearchSession:
+        """The session of an existing run folder, with the arguments it was made with."""
+        run = open_run(path)
+        known = {name: value for name, value in run.arguments.items() if name in SearchRequest.__dataclass_fields__}
+        for name in ("prompts", "heldout", "text"):
+            known[name] = Path(known[name]) if known.get(name) else None
+        folder = run.info["profile"].get("folder")
+        known["dtype"] = run.info["profile"].get("dtype", known.get("dtype"))
+        named = Path(folder) if folder and Path(folder).is_dir() else None
+        return cls.start(SearchRequest(**{**known, "confirm": 0}, run=path, profile=named), run)
+
+    def workshop(self) -> Workshop:
+        """Where this run's drafts are trained."""
+        prompts = load_prompt_set(self.request.prompts, self.request.heldout)
+        return Workshop(
+            self.target,
+            self.source.dtype,
+            prompts,
+            self.run.path,
+            answer_tokens=self.request.answer_tokens,
+            plain_text=self.request.text,
+            threads=self.source.threads,
+        )
+
+
+def default_space(target: Architecture) -> str:
+    """The space that suits a target's size."""
+    from archsearch.architecture.counts import parameters
+
+    return "demo" if parameters(target) < 400e6 else "wide-shallow" if parameters(target) > 5e9 else "default"
+
+
+def memory_limits(space: SearchSpace, target: Architecture, workload: Workload, device: Device) -> Limits:
+    """The space's own limits, and what the target leaves free on the device."""
+    from archsearch.capacity import memory_bytes, usable_bytes
+
+    limits = space.limits(target)
+    free = usable_bytes(device) - memory_bytes(target, None, workload).total_bytes
+    if free <= 0:
+        raise ArchsearchError(
+            f"the target alone needs {memory_bytes(target, None, workload).total_bytes / 2**30:.1f} GiB per device and "
+            f"{device.key} has {usable_bytes(device) / 2**30:.1f} usable; raise --tensor-parallel or lower --batch-size/--context"
+        )
+    most = free if limits.max_memory_bytes is None else min(free, limits.max_memory_bytes)
+    return Limits(limits.max_parameters, int(most))
+
+
+def check_weights(target: TargetRef) -> None:
+    """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is asked later, by loading)."""
+    from archsearch.models import WEIGHT_FILES, packaged_gguf
+
+    if target.folder is not None:
+        if not any((target.folder / name).is_file() for name in WEIGHT_FILES):
+            raise MissingDataError(f"no weights in {target.folder}; put model.safetensors there, or search without --confirm")
+    elif target.weights:
+        packaged_gguf(target.name, target.weights)
+    elif target.hub_id is None:
+        raise MissingDataError(
+            f"target {target.name!r} is known by its shape only; give a folder with its weights, or search without --confirm"
+        )
