@@ -131,13 +131,17 @@ class Measurement:
 
 @dataclass
 class Profile:
-    """All measurements of a device under a software stack. Rows are unique by `Measurement.key`; the last one wins."""
+    """All measurements of a device under a software stack. Rows are unique by `Measurement.key`; the last one wins.
+
+    `provenance`: {} for rows that archsearch measured; where they were imported: package, versions, licence, how they were made.
+    """
 
     device: dict[str, Any]
     stack: dict[str, str]
     probe_reference_s: dict[str, float] = field(default_factory=dict)
     known_error: dict[str, Any] = field(default_factory=dict)
     origin: str = "measured on this device by archsearch profile"
+    provenance: dict[str, Any] = field(default_factory=dict)
     rows: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
     folder: Path | None = None
 
@@ -182,7 +186,10 @@ class Profile:
 
     def fingerprint(self) -> str:
         """Hash of device, stack and rows: what a run writes down so that it can be repeated."""
-        digest = hashlib.sha256(json.dumps([self.device, self.stack, self.probe_reference_s], sort_keys=True).encode())
+        identity: list[Any] = [self.device, self.stack, self.probe_reference_s]
+        if self.provenance:  # left out where empty, so that profiles made before it existed keep their hash
+            identity.append(self.provenance)
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
         for line in sorted(json.dumps(row.to_dict(), sort_keys=True) for row in self.rows.values()):
             digest.update(line.encode())
         return digest.hexdigest()[:16]
@@ -193,6 +200,7 @@ class Profile:
             "device": self.device,
             "stack": self.stack,
             "origin": self.origin,
+            "provenance": self.provenance,
             "probe_reference_s": self.probe_reference_s,
             "known_error": self.known_error,
         }
@@ -228,6 +236,7 @@ class Profile:
             header["probe_reference_s"],
             header.get("known_error", {}),
             header.get("origin", ""),
+            header.get("provenance") or {},
             folder=folder,
         )
         path = folder / "rows.jsonl"
@@ -294,4 +303,14 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
         for folder in found:
             if folder.name == stack_key(stack):
                 return folder
-    return max(found, key=lambda folder: (folder / "rows.jsonl").stat().st_size if (folder / "rows.jsonl").exists() else 0)
+    # Rows of this tool's own profiler before imported tables, then the most rows.
+    return max(found, key=lambda folder: (not _imported(folder), _size(folder / "rows.jsonl")))
+
+
+def _imported(folder: Path) -> bool:
+    header = read_json(folder / "profile.json", "profile")
+    return bool(isinstance(header, dict) and header.get("provenance"))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

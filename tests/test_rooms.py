@@ -22,7 +22,7 @@ FLOORS = (
     ("capacity", "profiles", "targets"),
     ("models",),
     ("training", "latency"),
-    ("profiling", "acceptance"),
+    ("profiling", "acceptance", "importers"),
     ("search", "engines", "export"),
     ("runs", "finalists"),
     ("report", "listing"),

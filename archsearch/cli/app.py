@@ -13,7 +13,6 @@ import click
 from archsearch import __version__
 from archsearch.errors import ArchsearchError
 
-
 ORDER = ("profile", "search", "estimate", "acceptance", "train", "confirm", "export", "report", "list", "demo")
 
 

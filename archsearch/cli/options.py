@@ -76,14 +76,23 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
             "--context", default=256, show_default=True, type=click.IntRange(min=0), metavar="N", help="Tokens in the KV cache."
         ),
         click.option("--temperature", default=0.0, show_default=True, metavar="F"),
-        click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(min=1), metavar="N"),
+        click.option(
+            "--tensor-parallel",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Devices that share the target (default: the fewest that hold it). The draft runs on one.",
+        ),
         click.option(
             "--dtype",
             metavar="D",
             callback=dtype_choice,
             help="Default: the one in which the target decodes fastest, by the profile.",
         ),
-        click.option("--mode", type=click.Choice(["eager", "graph"]), default="eager", show_default=True),
+        click.option(
+            "--mode",
+            type=click.Choice(["eager", "graph"]),
+            help="graph: CUDA graphs, as vLLM runs (default on GPUs); eager: as transformers runs (default on a CPU).",
+        ),
         click.option(
             "--alpha",
             default="prior",

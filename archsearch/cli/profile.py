@@ -32,12 +32,38 @@ from archsearch.errors import ArchsearchError
 )
 @click.option(
     "--mode",
+    "modes",
     type=click.Choice(["eager", "graph"]),
-    default="eager",
-    show_default=True,
-    help="eager as transformers, graph as vLLM on GPUs.",
+    multiple=True,
+    help="eager as transformers, graph (CUDA graphs) as vLLM; default: both on a GPU, eager on a CPU.",
 )
-@click.option("--tensor-parallel", default=1, show_default=True, metavar="N", help="Ranks (GPUs only).")
+@click.option(
+    "--tensor-parallel",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also measure the shards of a target over N GPUs.",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(["aiconfigurator"]),
+    help="Import a GPU's measured kernel tables instead of measuring: no GPU needed.",
+)
+@click.option(
+    "--tables",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="With --from: the tables' folder (default: the installed package).",
+)
+@click.option(
+    "--framework",
+    type=click.Choice(["vllm", "trtllm", "sglang"]),
+    default="vllm",
+    show_default=True,
+    help="With --from: whose kernels.",
+)
 @click.option("--budget", default="5m", show_default=True, callback=duration, help="Time for the sweep: 90s, 5m, 1h.")
 @click.option(
     "--check", default=0, metavar="N", help="Then measure N whole drafts the profile has not seen, predicted beside measured."
@@ -52,8 +78,11 @@ def profile(
     target: str | None,
     space: str | None,
     dtypes: tuple[str, ...],
-    mode: str,
+    modes: tuple[str, ...],
     tensor_parallel: int,
+    source: str | None,
+    tables: Path | None,
+    framework: str,
     budget: float,
     check: int,
     threads: int | None,
@@ -70,16 +99,19 @@ def profile(
     \b
     archsearch profile --gpu cpu --target smollm2-135m
     archsearch profile --gpu cpu --target smollm2-135m --budget 2m --check 20
+    archsearch profile --gpu h200 --target llama-3.1-8b --check 20
+    archsearch profile --gpu a100 --from aiconfigurator
     """
-    from archsearch.pipeline import ProfileRequest, default_space, profile_device
+    from archsearch.pipeline import ProfileRequest, default_space, import_tables, profile_device
     from archsearch.search.space import load_space
     from archsearch.targets import resolve_target
 
-    if mode == "graph" or tensor_parallel > 1:
-        raise ArchsearchError(
-            "--mode graph and --tensor-parallel need GPU profiling, which is not built yet; "
-            "only --gpu cpu in eager mode is measured"
-        )
+    if source is not None:
+        imported = import_tables(gpu, framework=framework, tables=tables, dtypes=dtypes, output=output)
+        emit(imported, import_text(imported), as_json)
+        return
+    if tables is not None:
+        raise ArchsearchError("--tables names imported tables; add --from aiconfigurator")
     architecture = resolve_target(target).architecture if target else None
     request = ProfileRequest(
         gpu,
@@ -92,9 +124,24 @@ def profile(
         output,
         engine=not no_engine,
         seed=seed,
+        modes=modes,
+        tensor_parallel=tensor_parallel,
     )
     result = profile_device(request)
     emit(result, profile_text(result), as_json)
+
+
+def import_text(result: dict[str, Any]) -> str:
+    provenance = result["provenance"]
+    lines = [
+        f"Profile {result['folder']}: {result['rows']} rows for {result['device']}.",
+        f"{result['origin']}.",
+        f"Licence of the tables: {provenance['licence']}, {provenance['copyright']}.",
+    ]
+    if provenance.get("not_in_tables"):
+        lines.append(f"Not in the tables, so modelled: {'; '.join(provenance['not_in_tables'])}.")
+    lines += ["", f"Next: archsearch search --target llama-65b --profile {result['folder']}"]
+    return "\n".join(lines)
 
 
 def profile_text(result: dict[str, Any]) -> str:

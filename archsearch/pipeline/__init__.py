@@ -14,9 +14,9 @@ from archsearch.pipeline.candidates import (
 )
 from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, machine_slowdown
-from archsearch.pipeline.profile import ProfileRequest, check_profile, profile_device, sample_space
+from archsearch.pipeline.profile import ProfileRequest, check_profile, import_tables, profile_device, sample_space
 from archsearch.pipeline.search import search
-from archsearch.pipeline.session import SearchRequest, SearchSession, check_weights, default_space
+from archsearch.pipeline.session import SearchRequest, SearchSession, check_weights, default_space, missing_weights
 
 __all__ = [
     "LatencySource",
@@ -32,7 +32,9 @@ __all__ = [
     "default_space",
     "estimate_drafts",
     "export_rank",
+    "import_tables",
     "machine_slowdown",
+    "missing_weights",
     "profile_device",
     "sample_space",
     "search",

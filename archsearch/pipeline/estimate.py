@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from archsearch.pipeline.latency import acceptance_for, choose_latency
+from archsearch.pipeline.latency import acceptance_for, choose_latency, fitting_ranks
 from archsearch.search.objective import Scorer
 from archsearch.targets import resolve_target
 from archsearch.workload import Workload
@@ -23,10 +23,10 @@ def estimate_drafts(
     gamma: int | None,
     batch_size: int,
     context_len: int,
-    tensor_parallel: int,
+    tensor_parallel: int | None,
     temperature: float,
     dtype: str | None,
-    mode: str,
+    mode: str | None,
     engine: str,
     domain: str,
 ) -> dict[str, Any]:
@@ -46,8 +46,10 @@ def estimate_drafts(
         engine=engine,
         batch_size=batch_size,
         context_len=context_len,
+        tensor_parallel=tensor_parallel,
     )
-    workload = Workload(batch_size, context_len, tensor_parallel, source.dtype, mode, temperature)
+    ranks = tensor_parallel or fitting_ranks(source.device, ref.architecture, batch_size, context_len, source.dtype)
+    workload = Workload(batch_size, context_len, ranks, source.dtype, source.mode, temperature)
     scorer = Scorer(
         ref.architecture, workload, source.latency, acceptance_for(alpha), gammas=[gamma] if gamma else None, domain=domain
     )

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.errors import MissingDataError
+from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Profile, current_stack, find_profile
 from archsearch.workload import Workload
+
+DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
+RANKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,34 @@ class LatencySource:
     latency: Any
     device: Device
     dtype: str
+    mode: str
     threads: int | None
     profile: dict[str, Any]
     words: str
+
+
+def default_mode(device: Device) -> str:
+    """How the usual engine of a device runs: serving engines replay CUDA graphs on GPUs, transformers on a CPU is eager."""
+    return "eager" if device.kind == "cpu" else "graph"
+
+
+def fitting_ranks(device: Device, target: Architecture, batch_size: int, context_len: int, dtype: str) -> int:
+    """The fewest devices (1, 2, 4, 8) that hold the target with a tenth of their memory to spare for a draft.
+
+    Raises ArchsearchError where not even eight do.
+    """
+    for ranks in RANKS:
+        try:
+            needed = memory_bytes(target, None, Workload(batch_size, context_len, ranks, dtype)).total_bytes
+        except InvalidShapeError:  # heads do not divide
+            continue
+        if device.kind == "cpu" or needed <= 0.9 * usable_bytes(device):
+            return ranks
+    one = memory_bytes(target, None, Workload(batch_size, context_len, 1, dtype)).total_bytes
+    raise ArchsearchError(
+        f"the target needs {one / 2**30:.0f} GiB in {dtype}; eight {device.key} with {usable_bytes(device) / 2**30:.0f} GiB "
+        "usable each do not hold it; lower --batch-size or --context, or name a larger --gpu"
+    )
 
 
 def choose_latency(
@@ -35,14 +64,16 @@ def choose_latency(
     target: Architecture,
     *,
     dtype: str | None,
-    mode: str,
+    mode: str | None,
     engine: str,
     batch_size: int = 1,
     context_len: int = 256,
+    tensor_parallel: int | None = None,
 ) -> LatencySource:
     """The profile named, or the device's profile, or, where nobody profiled it, the datasheet roofline (marked).
 
     Without a dtype: the one in which the profile says that the target decodes fastest; a speed-up over a slower dtype is none.
+    Without a mode: the one of the device's usual engine.
     """
     profile: Profile | None = None
     if profile_folder is not None:
@@ -55,16 +86,20 @@ def choose_latency(
         except MissingDataError:
             if device.kind == "cpu":
                 raise
+    mode = mode or default_mode(device)
     if profile is None:
-        name = dtype or next(d for d in ("bfloat16", "float16", "float32") if d in device.flops_per_s)
+        name = dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
         words = (
-            f"datasheet roofline of {device.name}: nobody has profiled it here; "
+            f"datasheet roofline of {device.name}, {mode} mode: nobody has profiled it here; "
             "expect errors of 15-25 % on large layers and 25-50 % on small ones"
         )
-        return LatencySource(
-            RooflineLatency(device, name, mode), device, name, None, {"hash": None, "source": "roofline", "dtype": name}, words
-        )
-    names = [dtype] if dtype else [name for name, found in profile.combinations() if found == mode]
+        data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
+        return LatencySource(RooflineLatency(device, name, mode), device, name, mode, None, data, words)
+    # Composed tables hold graph rows only; the eager answer is put together from them and a published host time.
+    found = profile.combinations()
+    names = [dtype] if dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.provenance))
+    if not dtype and device.kind != "cpu":  # fp8 weights are another model, to be asked for
+        names = [name for name in names if name in DTYPE_PREFERENCE] or names
     models = {}
     for name in names:
         try:
@@ -74,28 +109,42 @@ def choose_latency(
                 raise
     if not models:
         raise MissingDataError(f"profile {profile.folder} has no usable rows in {mode} mode; run archsearch profile longer")
-    workloads = {name: Workload(batch_size, context_len, dtype=name, mode=mode) for name in models}
-    best = min(models, key=lambda name: models[name].decode_s(target, workloads[name]).value)
+
+    def step_s(name: str) -> float:
+        ranks = tensor_parallel or fitting_ranks(device, target, batch_size, context_len, name)
+        return models[name].decode_s(target, Workload(batch_size, context_len, ranks, name, mode)).value
+
+    best = names[0] if len(models) == 1 else min(models, key=step_s)
+    return LatencySource(
+        models[best],
+        device,
+        best,
+        mode,
+        device.threads,
+        {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best, "mode": mode, "origin": profile.origin},
+        _words(profile, device, best, mode),
+    )
+
+
+def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
+    """Where latencies come from, and what is known about their error."""
+    words = f"profile {profile.folder} ({len(profile.rows)} rows, {dtype}, {mode} mode)"
     stale = [
         f"{name} {profile.stack.get(name)} there, {version} here"
         for name, version in current_stack().items()
         if device.kind == "cpu" and name != "python" and profile.stack.get(name) != version
     ]
-    words = f"profile {profile.folder} ({len(profile.rows)} rows, {best})" + (
-        f"; WARNING: made with {', '.join(stale)}" if stale else ""
-    )
-    if best in profile.known_error and "draft step" in profile.known_error[best]:
-        words += f", known error of a draft step {profile.known_error[best]['draft step']['median_absolute_error']:.1%}"
+    if stale:
+        words += f"; WARNING: made with {', '.join(stale)}"
+    if profile.provenance:
+        words += f": {profile.origin}"
+        if mode == "eager":
+            words += "; eager host time is a published constant of another stack, not measured: a rough estimate"
+    elif dtype in profile.known_error and "draft step" in profile.known_error[dtype]:
+        words += f", known error of a draft step {profile.known_error[dtype]['draft step']['median_absolute_error']:.1%}"
     elif not profile.known_error:
         words += ", never checked (archsearch profile --check 20)"
-    return LatencySource(
-        models[best],
-        device,
-        best,
-        device.threads,
-        {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best},
-        words,
-    )
+    return words
 
 
 def acceptance_for(choice: str) -> Any:

@@ -44,6 +44,32 @@ class ProfileRequest:
     batch_size: int = 1
     engine: bool = True
     seed: int = 0
+    modes: tuple[str, ...] = ()
+    tensor_parallel: int = 1
+
+
+def import_tables(
+    gpu: str, *, framework: str = "vllm", tables: Path | None = None, dtypes: Sequence[str] = (), output: Path | None = None
+) -> dict[str, Any]:
+    """`--from aiconfigurator`: compose a GPU's profile from measured kernel tables and write it; returns what it is made of."""
+    from archsearch.importers.aiconfigurator import import_profile
+
+    with ProgressLine("import tables") as line:
+        profile = import_profile(
+            gpu,
+            framework=framework,
+            data=tables,
+            dtypes=[dtype_name(name) for name in dtypes] or ["bfloat16"],
+            output=output,
+            progress=line,
+        )
+    return {
+        "folder": str(profile.folder),
+        "device": profile.device["key"],
+        "rows": len(profile.rows),
+        "origin": profile.origin,
+        "provenance": profile.provenance,
+    }
 
 
 def sample_space(space: SearchSpace, target: Architecture, count: int, seed: int = 0) -> list[Architecture]:

@@ -11,7 +11,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
 from archsearch.finalists import Workshop, load_prompt_set
 from archsearch.hardware.device import Device
-from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, fitting_ranks
 from archsearch.runs import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
@@ -24,7 +24,9 @@ TEXT_SHARE = 0.35  # of the time budget: the target writes; the rest trains
 @dataclass(frozen=True)
 class SearchRequest:
     """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine, after `finalists` drafts were
-    trained; 0 ends with the ranking."""
+    trained; 0 ends with the ranking. `climb`: short trainings decide which shapes are trained in full, and `time_budget_s` holds
+    everything. `tensor_parallel` and `mode` None: the fewest devices that hold the target; as the usual
+    engine of the device runs (`graph` on GPUs)."""
 
     target: str
     gpu: str | None = None
@@ -33,9 +35,9 @@ class SearchRequest:
     batch_size: int = 1
     context: int = 256
     temperature: float = 0.0
-    tensor_parallel: int = 1
+    tensor_parallel: int | None = None
     dtype: str | None = None
-    mode: str = "eager"
+    mode: str | None = None
     trials: int = 300
     alpha: str = "prior"
     domain: str = "narrow"
@@ -53,10 +55,11 @@ class SearchRequest:
     seed: int = 0
     top: int = 5
     max_gamma: int = 8
+    climb: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat."""
-        free = ("run", "storage", "profile")
+        free = ("run", "storage", "profile", "climb")
         return {
             name: value if isinstance(value, int | float | str | bool) or value is None else str(value)
             for name, value in asdict(self).items()
@@ -64,7 +67,7 @@ class SearchRequest:
         }
 
 
-FREE_ARGUMENTS = ("trials", "confirm", "finalists", "confirm_prompts", "top", "gpu")
+FREE_ARGUMENTS = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
 
 
 @dataclass
@@ -103,10 +106,12 @@ class SearchSession:
             engine=request.engine,
             batch_size=request.batch_size,
             context_len=request.context,
+            tensor_parallel=request.tensor_parallel,
         )
-        workload = Workload(
-            request.batch_size, request.context, request.tensor_parallel, source.dtype, request.mode, request.temperature
+        ranks = request.tensor_parallel or fitting_ranks(
+            source.device, target.architecture, request.batch_size, request.context, source.dtype
         )
+        workload = Workload(request.batch_size, request.context, ranks, source.dtype, source.mode, request.temperature)
         scorer = Scorer(
             target.architecture,
             workload,
@@ -188,3 +193,12 @@ def check_weights(target: TargetRef) -> None:
         raise MissingDataError(
             f"target {target.name!r} is known by its shape only; give a folder with its weights, or search without --confirm"
         )
+
+
+def missing_weights(name: str) -> str:
+    """Why nothing can be trained for a target that is known, "" where it can."""
+    try:
+        check_weights(resolve_target(name))
+    except MissingDataError as error:
+        return str(error)
+    return ""
