@@ -1,15 +1,22 @@
 """Acceptance measured: a draft beside the text its target wrote.
 
-One teacher-forced pass of the draft over cached text records where its greedy token is the target's (a trace). The share of ones
-is alpha at temperature 0; the sequence of ones and zeros, replayed (`replay.py`), is tau for every gamma. Drafts are compared on
-the same texts: the spread over prompts is larger than the differences between drafts, and pairing removes it.
+One teacher-forced pass of the draft over cached text records, at every written token, what a verification would decide (a trace):
+
+- greedy text: whether the draft's most likely token is the target's (0 or 1);
+- sampled text: min(1, q(x) / p(x)) for the target's token x, the chance that the token was drafted and kept and not resampled,
+  and the overlap, the sum over all tokens of min(p, q), which is the chance that a draft token is accepted there (arXiv
+  2211.17192, theorem 3.5). p and q are the target's and the draft's distribution after temperature and top-p, as engines
+  sample from both.
+
+The mean is alpha; the sequence, replayed (`replay.py`), is tau for every gamma. Drafts are compared on the same texts: the spread
+over prompts is larger than the differences between drafts, and pairing removes it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,80 +27,408 @@ from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
 
 if TYPE_CHECKING:
+    import torch
+
     from archsearch.training.data import CachedSequence, TextCache
 
 RESAMPLES: Final = 500
+_HEAD_ROWS: Final = 256  # positions whose [rows, vocab] logits are held at a time
+
+Report = Callable[[int, int], None]
+"""report(texts done, texts in all)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where a draft agrees with its target: one [tokens] bool array per text, with the text's category and id."""
+    """What a draft does at every token its target wrote: one array per text, with the text's category and id.
+
+    `agreements` [tokens] bool: both argmaxes are the same token. `ended`: which texts end by themselves, with the end token last
+    (the others were cut at a length); empty where that was not recorded. Sampled text (`temperature` > 0) has two arrays more:
+    `chances` [tokens] = min(1, q(x) / p(x)) at the target's token x, and `overlaps` [tokens] = sum of min(p, q).
+    """
 
     agreements: tuple[np.ndarray, ...]
     categories: tuple[str, ...]
     ids: tuple[str, ...]
+    ended: tuple[bool, ...] = ()
+    chances: tuple[np.ndarray, ...] = ()
+    overlaps: tuple[np.ndarray, ...] = ()
+    temperature: float = 0.0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not len(self.agreements) == len(self.categories) == len(self.ids):
+        count = len(self.agreements)
+        if not count == len(self.categories) == len(self.ids):
             raise ValueError("a trace needs one category and one id per text")
+        if len(self.ended) not in (0, count):
+            raise ValueError("a trace knows the end of every text or of none")
+        if self.sampled:
+            shapes = [a.shape for a in self.agreements]
+            if shapes != [a.shape for a in self.chances] or shapes != [a.shape for a in self.overlaps]:
+                raise ValueError("a trace of sampled text needs a chance and an overlap for every token")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the target sampled the texts."""
+        return self.temperature > 0
 
     @property
     def tokens(self) -> int:
         return sum(int(a.shape[0]) for a in self.agreements)
 
+    @property
+    def accepted(self) -> tuple[np.ndarray, ...]:
+        """Per text [tokens] float: the chance that this token was an accepted draft token, if a round asked for it."""
+        return self.chances if self.sampled else tuple(np.asarray(a, dtype=np.float64) for a in self.agreements)
+
+    @property
+    def shares(self) -> tuple[np.ndarray, ...]:
+        """Per text [tokens]: what alpha is the mean of. The overlap has the mean of `accepted` with less noise."""
+        return self.overlaps if self.sampled else self.agreements
+
+    def ends(self, index: int) -> bool:
+        """Whether text `index` ended by itself; False where that was not recorded."""
+        return bool(self.ended) and bool(self.ended[index])
+
     def of_category(self, category: str) -> Trace:
         """The texts of one category."""
-        chosen = [i for i, name in enumerate(self.categories) if name == category]
-        return Trace(tuple(self.agreements[i] for i in chosen), (category,) * len(chosen), tuple(self.ids[i] for i in chosen))
+        return self.pick([i for i, name in enumerate(self.categories) if name == category])
+
+    def pick(self, indices: Sequence[int]) -> Trace:
+        """These texts, in this order."""
+
+        def take(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[i] for i in indices) if values else ()
+
+        return Trace(
+            take(self.agreements), take(self.categories), take(self.ids), take(self.ended), take(self.chances),
+            take(self.overlaps), self.temperature, self.top_p,
+        )  # fmt: skip
 
     def save(self, path: Path | str) -> None:
         """Write the trace as .npz (atomically)."""
         lengths = np.array([a.shape[0] for a in self.agreements], dtype=np.int64)
-        flat = np.concatenate(self.agreements) if self.agreements else np.zeros(0, dtype=bool)
-        labels = np.array(json.dumps([self.categories, self.ids]))
+        arrays: dict[str, Any] = {
+            "agreement": np.packbits(_joined(self.agreements, bool)),
+            "lengths": lengths,
+            "labels": np.array(json.dumps([self.categories, self.ids])),
+        }
+        if self.ended:
+            arrays["ended"] = np.array(self.ended, dtype=bool)
+        if self.sampled:
+            arrays["chances"] = _joined(self.chances, np.float32)
+            arrays["overlaps"] = _joined(self.overlaps, np.float32)
+            arrays["sampling"] = np.array([self.temperature, self.top_p])
         with atomic_path(Path(path)) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, agreement=np.packbits(flat), lengths=lengths, labels=labels)
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        """Read a trace that `save` wrote."""
+        """Read a trace that `save` wrote, of this version or an earlier one.
+
+        Earlier ones hold greedy agreement only and do not say which texts ended: those shorter than the longest did, since all
+        were cut at one length.
+        """
         try:
             with np.load(path, allow_pickle=False) as data:
                 lengths = data["lengths"]
-                flat = np.unpackbits(data["agreement"], count=int(lengths.sum())).astype(bool)
+                agreements = _split(np.unpackbits(data["agreement"], count=int(lengths.sum())).astype(bool), lengths)
                 categories, ids = json.loads(str(data["labels"]))
+                known = data["ended"] if "ended" in data else lengths < lengths.max(initial=0)
+                ended = tuple(bool(value) for value in known)
+                sampled = "sampling" in data
+                temperature, top_p = (float(value) for value in data["sampling"]) if sampled else (0.0, 1.0)
+                chances = _split(data["chances"], lengths) if sampled else ()
+                overlaps = _split(data["overlaps"], lengths) if sampled else ()
+                return cls(agreements, tuple(categories), tuple(ids), ended, chances, overlaps, temperature, top_p)
         except FileNotFoundError:
             raise MissingDataError(f"agreement trace not found: {path}") from None
         except (OSError, ValueError, KeyError) as error:
             raise ArchsearchError(f"{path} is not an agreement trace ({error}); measure the draft again") from error
-        pieces = np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
-        return cls(tuple(pieces), tuple(categories), tuple(ids))
 
 
-def agreement_trace(draft: Any, texts: TextCache | Sequence[CachedSequence]) -> Trace:
-    """One teacher-forced pass of `draft` over the target's texts (greedy ones, for a trace that means tau)."""
-    from archsearch.training.distill import greedy_matches
+def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype=dtype)
 
+
+def _split(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
+    if flat.shape[0] != int(lengths.sum()):
+        raise ValueError(f"{flat.shape[0]} values for {int(lengths.sum())} tokens")
+    return tuple(np.split(flat, np.cumsum(lengths)[:-1])) if len(lengths) else ()
+
+
+# -------------------------------------------------------------------------------------------------------------- recording
+
+
+def agreement_trace(
+    draft: Any,
+    texts: TextCache | Sequence[CachedSequence],
+    *,
+    end_ids: Collection[int] | None = None,
+    report: Report | None = None,
+) -> Trace:
+    """Where `draft` and the target agree along the target's own greedy text: one teacher-forced pass in the draft's dtype.
+
+    `end_ids`: tokens that end an answer (default: those of the draft's own configs). Raises ArchsearchError for no text, text of
+    another vocabulary, or a draft whose states are not finite.
+    """
+    sequences = _sequences(texts)
+    ends = _end_ids(draft) if end_ids is None else set(end_ids)
+    agreements: list[np.ndarray] = [np.zeros(0, dtype=bool)] * len(sequences)
+    head = _DraftHead(draft)
+    for done, (index, states) in enumerate(_draft_states(draft, sequences), start=1):
+        best = _cat([head.argmax(states[start : start + _HEAD_ROWS]) for start in range(0, states.shape[0], _HEAD_ROWS)])
+        agreements[index] = (best == sequences[index].greedy_ids).numpy()
+        if report is not None:
+            report(done, len(sequences))
+    return Trace(tuple(agreements), *_labels(sequences, ends))
+
+
+def sampling_trace(
+    draft: Any,
+    texts: TextCache | Sequence[CachedSequence],
+    *,
+    temperature: float,
+    top_p: float = 1.0,
+    draft_temperature: float | None = None,
+    head: torch.Tensor | None = None,
+    end_ids: Collection[int] | None = None,
+    report: Report | None = None,
+) -> Trace:
+    """Acceptance along text that the target sampled at `temperature` and `top_p`. `head` [vocab, hidden]: the target's (default:
+    the text cache's), for its logits.
+
+    Both distributions get the same temperature and top-p, unless `draft_temperature` says that the engine drafts at another one
+    (transformers 5 applies a temperature in the generation config twice to the draft: its square). A vocabulary shorter or longer
+    than the target's (padding rows) is compared on the ids that both have. Raises as `agreement_trace`, and for settings out of
+    range.
+    """
+    import torch
+    from torch.nn import functional
+
+    check_sampling(temperature, top_p)
+    if temperature == 0:
+        raise ArchsearchError("temperature 0 is greedy text: measure agreement instead")
+    sequences = _sequences(texts)
+    ends = _end_ids(draft) if end_ids is None else set(end_ids)
+    empty = np.zeros(0, dtype=np.float32)
+    agreements: list[np.ndarray] = [empty.astype(bool)] * len(sequences)
+    chances, overlaps = [empty] * len(sequences), [empty] * len(sequences)
+    draft_head = _DraftHead(draft)
+    target_head = texts.head if head is None else head  # type: ignore[union-attr]
+    for done, (index, states) in enumerate(_draft_states(draft, sequences), start=1):
+        sequence = sequences[index]
+        rows: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        with torch.inference_mode():
+            for start in range(0, states.shape[0], _HEAD_ROWS):
+                part = slice(start, start + _HEAD_ROWS)
+                target_logits = functional.linear(sequence.hidden[part].to(target_head.dtype), target_head)
+                target_probs = warped_probs(target_logits, temperature, top_p)
+                draft_logits = draft_head.logits(states[part])
+                ids = draft_head.ids_within(target_probs.shape[-1])
+                draft_probs = warped_probs(draft_logits, draft_temperature or temperature, top_p)[:, : len(ids)]
+                overlap = torch.minimum(target_probs[:, ids], draft_probs).sum(-1)
+                written = sequence.written[part]
+                of_target = target_probs.gather(1, written[:, None])[:, 0]
+                of_draft = torch.zeros_like(target_probs).index_copy_(1, ids, draft_probs).gather(1, written[:, None])[:, 0]
+                # p(x) = 0: x stood at the edge of the nucleus and rounding moved it out; nothing is known, count a rejection.
+                chance = torch.where(of_target > 0, (of_draft / of_target.clamp_min(1e-30)).clamp_max(1.0), 0.0)
+                rows.append(
+                    (draft_head.ids[draft_logits.argmax(-1)] == sequence.greedy_ids[part], chance, overlap.clamp(0.0, 1.0))
+                )
+        agreements[index] = _cat([row[0] for row in rows]).numpy()
+        chances[index] = _cat([row[1] for row in rows]).float().numpy()
+        overlaps[index] = _cat([row[2] for row in rows]).float().numpy()
+        if report is not None:
+            report(done, len(sequences))
+    categories, ids_of_texts, ended = _labels(sequences, ends)
+    return Trace(
+        tuple(agreements), categories, ids_of_texts, ended, tuple(chances), tuple(overlaps), float(temperature), float(top_p)
+    )
+
+
+def warped_probs(logits: torch.Tensor, temperature: float, top_p: float = 1.0) -> torch.Tensor:
+    """Probabilities [n, vocab] (float32) after temperature and nucleus, in the order in which engines apply them.
+
+    A token stays while the tokens more likely than it hold less than `top_p` together (at least the best one stays), which is
+    transformers' TopPLogitsWarper; the rest share what is left in proportion.
+    """
+    import torch
+
+    probs = torch.softmax(logits.float() / temperature, dim=-1)
+    if top_p >= 1.0:
+        return probs
+    width, count = probs.shape[-1], 64
+    while True:
+        # The nucleus is short: look at a few best tokens first and at more only where they do not reach top_p.
+        count = min(count, width)
+        best, order = probs.topk(count, dim=-1)
+        below = best.cumsum(-1) - best
+        if count == width or bool((below[:, -1] + best[:, -1] >= top_p).all()):
+            break
+        count *= 8
+    kept = torch.where(below < top_p, best, 0.0)
+    kept[:, 0] = best[:, 0]
+    return torch.zeros_like(probs).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))
+
+
+def check_sampling(temperature: float, top_p: float) -> None:
+    """Raise ArchsearchError for settings that no engine takes."""
+    if not 0 <= temperature < 100:
+        raise ArchsearchError(f"temperature must be at least 0 (greedy) and finite, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ArchsearchError(f"top_p must lie above 0 and at most at 1 (no cut), got {top_p}")
+
+
+def _sequences(texts: TextCache | Sequence[CachedSequence]) -> list[CachedSequence]:
     sequences: list[CachedSequence] = list(texts.sequences if hasattr(texts, "sequences") else texts)
     if not sequences:
         raise ArchsearchError("there is no text to measure acceptance on; generate some first")
-    matches = greedy_matches(draft, sequences)
-    return Trace(tuple(matches), tuple(s.category for s in sequences), tuple(s.id for s in sequences))
+    return sequences
+
+
+def _labels(
+    sequences: Sequence[CachedSequence], ends: Collection[int]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[bool, ...]]:
+    ended = tuple(int(s.token_ids[-1]) in ends for s in sequences)
+    return tuple(s.category for s in sequences), tuple(s.id for s in sequences), ended
+
+
+def _end_ids(model: Any) -> set[int]:
+    found: set[int] = set()
+    for config in (getattr(model, "generation_config", None), model.config):
+        value = getattr(config, "eos_token_id", None)
+        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+    return found
+
+
+def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    return torch.cat(parts)
+
+
+class _DraftHead:
+    """A draft's head: [n, hidden] -> logits [n, rows], and which token each row stands for (`ids` [rows])."""
+
+    def __init__(self, draft: Any) -> None:
+        import torch
+
+        from archsearch.models import head_token_ids
+
+        module = draft.get_output_embeddings()
+        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+            if getattr(draft.config, name, None) not in (None, 1, 1.0):
+                value = getattr(draft.config, name)
+                raise ArchsearchError(f"the draft's {name}={value} changes its logits; such drafts are not supported yet")
+        self.weight, self.bias = module.weight.detach(), getattr(module, "bias", None)
+        kept = head_token_ids(draft)
+        self.ids = torch.arange(self.weight.shape[0]) if kept is None else kept.cpu()
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        from torch.nn import functional
+
+        return functional.linear(states, self.weight, self.bias).cpu()
+
+    def argmax(self, states: torch.Tensor) -> torch.Tensor:
+        """Token ids [n] of the most likely tokens."""
+        return self.ids[self.logits(states).argmax(-1)]
+
+    def ids_within(self, vocab_size: int) -> torch.Tensor:
+        """The ids below `vocab_size` (sorted, so a beginning of `ids`)."""
+        return self.ids[self.ids < vocab_size]
+
+
+def _draft_states(
+    draft: Any, sequences: Sequence[CachedSequence], batch_tokens: int = 4096
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(index of a sequence, the draft's final states [written, hidden] that predict its written tokens), shortest texts first."""
+    import torch
+
+    from archsearch.training.distill import draft_states, make_batch
+
+    largest, rows = max(int(s.token_ids.max()) for s in sequences), draft.get_input_embeddings().weight.shape[0]
+    if largest >= rows:
+        raise ArchsearchError(f"the text holds token id {largest}, the draft's vocabulary ends at {rows - 1}: another tokenizer")
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    training = draft.training
+    draft.eval()
+    start = 0
+    try:
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens:
+                stop += 1
+            chosen = order[start:stop]
+            # No autocast: an engine runs the draft in its own dtype, and near ties fall differently in another one.
+            with torch.inference_mode():
+                states = draft_states(draft, make_batch([sequences[i] for i in chosen]))
+                if not bool(torch.isfinite(states).all()):
+                    raise ArchsearchError(
+                        "the draft computes NaN or infinite states: its weights are broken; train or load it again"
+                    )
+            offset = 0
+            for index in chosen:
+                count = int(sequences[index].greedy_ids.shape[0])
+                yield index, states[offset : offset + count]
+                offset += count
+            start = stop
+    finally:
+        draft.train(training)
+
+
+# -------------------------------------------------------------------------------------------------------------- summaries
+
+
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """A measured ratio, with what it was on texts drawn again with replacement (bootstrap): std and intervals over prompts."""
+
+    value: float
+    draws: np.ndarray = field(repr=False, compare=False)
+    fallback_std: float = 0.0
+
+    @property
+    def std(self) -> float:
+        """Over the draws; `fallback_std` where one text alone says nothing about the spread over texts."""
+        return float(np.std(self.draws, ddof=1)) if len(self.draws) > 1 else self.fallback_std
+
+    def estimate(self) -> Estimate:
+        return Estimate(self.value, self.std, "measured")
+
+    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
+        """The central interval that holds `level` of the draws (percentile bootstrap); None for a single text."""
+        if len(self.draws) < 2:
+            return None
+        low, high = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+
+def resampled_ratio(totals: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0, fallback_std: float = 0.0) -> Resampled:
+    """sum(totals[:, 0]) / sum(totals[:, 1]) over rows (texts), with bootstrap draws of the rows. `totals` [texts, 2]."""
+    whole = totals.sum(axis=0)
+    value = float(whole[0] / whole[1])
+    if len(totals) < 2 or resamples < 2:
+        return Resampled(value, np.zeros(0), fallback_std if len(totals) < 2 else 0.0)
+    picks = np.random.default_rng(seed).integers(len(totals), size=(resamples, len(totals)))
+    sums = totals[picks].sum(axis=1)
+    filled = sums[:, 1] > 0
+    return Resampled(value, sums[filled, 0] / sums[filled, 1], fallback_std)
+
+
+def alpha_resampled(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Resampled:
+    """alpha with its bootstrap over texts (tokens of one text are not independent of each other)."""
+    counts = np.array([[float(a.sum()), a.shape[0]] for a in trace.shares], dtype=np.float64).reshape(-1, 2)
+    if counts[:, 1].sum() == 0:
+        raise ArchsearchError("the trace holds no tokens; measure on more text")
+    value = float(counts[:, 0].sum() / counts[:, 1].sum())
+    # One text says nothing about the spread over texts: the widest a share can have.
+    return resampled_ratio(counts, resamples=resamples, seed=seed, fallback_std=float(np.sqrt(max(value * (1 - value), 0.0))))
 
 
 def alpha(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Share of agreements, with its bootstrap std over texts (tokens of one text are not independent of each other)."""
-    counts = np.array([[a.sum(), a.shape[0]] for a in trace.agreements], dtype=np.float64).reshape(-1, 2)
-    total = counts.sum(axis=0) if len(counts) else np.zeros(2)
-    if total[1] == 0:
-        raise ArchsearchError("the trace holds no tokens; measure on more text")
-    value = float(total[0] / total[1])
-    if len(counts) < 2:
-        # One text says nothing about the spread over texts: the widest a share can have.
-        return Estimate(value, float(np.sqrt(value * (1 - value))), "measured")
-    picks = np.random.default_rng(seed).integers(len(counts), size=(resamples, len(counts)))
-    sums = counts[picks].sum(axis=1)
-    return Estimate(value, float(np.std(sums[:, 0] / np.maximum(sums[:, 1], 1), ddof=1)), "measured")
+    """Mean acceptance at a token (greedy: share of agreements; sampled: mean overlap), with its bootstrap std over texts."""
+    return alpha_resampled(trace, resamples=resamples, seed=seed).estimate()
 
 
 def alpha_by_category(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Estimate]:
@@ -104,12 +439,10 @@ def alpha_by_category(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0
 def paired_difference(first: Trace, second: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
     """alpha(first) - alpha(second) on the same texts, with the bootstrap std of the difference (half of the unpaired one)."""
     lengths = [a.shape for a in first.agreements]
-    if first.ids != second.ids or lengths != [a.shape for a in second.agreements]:
+    settings = (first.temperature, first.top_p) == (second.temperature, second.top_p)
+    if first.ids != second.ids or lengths != [a.shape for a in second.agreements] or not settings:
         raise ArchsearchError("the two traces are not of the same texts; measure both drafts on one cache")
-    counts = np.array([[a.sum() - float(b.sum()), a.shape[0]] for a, b in zip(first.agreements, second.agreements, strict=True)])
+    counts = np.array([[float(a.sum()) - float(b.sum()), a.shape[0]] for a, b in zip(first.shares, second.shares, strict=True)])
     if counts.size == 0 or counts[:, 1].sum() == 0:
         raise ArchsearchError("the traces hold no tokens; measure on more text")
-    picks = np.random.default_rng(seed).integers(len(counts), size=(resamples, len(counts)))
-    sums = counts[picks].sum(axis=1)
-    std = float(np.std(sums[:, 0] / np.maximum(sums[:, 1], 1), ddof=1)) if len(counts) > 1 else 1.0
-    return Estimate(float(counts[:, 0].sum() / counts[:, 1].sum()), std, "measured")
+    return resampled_ratio(counts, resamples=resamples, seed=seed, fallback_std=1.0).estimate()

@@ -1,81 +1,111 @@
-"""Replay: one recorded agreement trace answers every gamma.
+"""Replay: one recorded trace answers every gamma.
 
-Speculative decoding walks a text in rounds: up to gamma draft tokens are checked, the first one that disagrees is replaced by
-the target's own token (or, when all agree, one bonus token is added), and the next round starts after it. On greedy text the
-walk depends on nothing but the 0/1 agreement at every token, so replaying it gives tau exactly as an engine would count it,
-without the assumption of independent acceptances behind (1 - alpha^(gamma+1)) / (1 - alpha), which is a few per cent too high.
+Speculative decoding walks a text in rounds: up to gamma draft tokens are checked, the first one that fails is replaced by the
+target's own token (or, when all pass, one bonus token is added), and the next round starts after it. On greedy text the walk
+depends on nothing but the 0/1 agreement at every token, so replaying it gives tau exactly as an engine counts it, without the
+assumption of independent acceptances behind (1 - alpha^(gamma+1)) / (1 - alpha), which is a few per cent too high.
+
+On sampled text the walk is random even when the text is known. Let p be the target's and q the draft's distribution at a token of
+the text, x the token. The text of speculative decoding is distributed as the target's own (arXiv 2211.17192, appendix A.1), and a
+checked position ends as "x was drafted and kept" with probability q(x) min(1, p(x)/q(x)) = min(p(x), q(x)), as x in any way with
+p(x). So given the text, x was an accepted draft token with chance a = min(1, q(x)/p(x)), whatever happened before, and a round
+that starts at s writes 1 + k tokens with chance a[s] ... a[s+k-1] (1 - a[s+k]). The chance that some round starts at each token
+follows by one pass over the text, and with it the expected number of rounds. Greedy text is the case a = 0 or 1.
+
+Which rounds count, as `archsearch.engines.transformers.whole_rounds` counts them: a text cut at a length n counts the rounds that
+could have written gamma + 1 tokens before n (so the cut does not look like a rejection, and a short round near the end is not
+preferred to a long one); a text that ended by itself counts all but the round that wrote its end token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from archsearch.acceptance.measured import Trace
+from archsearch.acceptance.measured import RESAMPLES, Resampled, Trace, resampled_ratio
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What speculative decoding with `gamma` does on a trace.
 
-    `tau`: mean tokens per round, bonus token included, over rounds that the end of a text does not cut short; `tau_std`: its
-    bootstrap standard deviation over texts; `accepted_by_position` [gamma]: unconditional chance that position i is accepted;
-    `rounds`: how many rounds that is.
+    `tau`: mean tokens per whole round, bonus token included; `tau_std`: its bootstrap standard deviation over texts;
+    `accepted_by_position` [gamma]: unconditional chance that position i is accepted; `rounds`: how many rounds that is (the
+    expected number on sampled text); `resampled`: tau again with its bootstrap draws.
     """
 
     gamma: int
     tau: float
     tau_std: float
     accepted_by_position: tuple[float, ...]
-    rounds: int
+    rounds: float
+    resampled: Resampled = field(repr=False, compare=False)
+
+    def estimate(self) -> Estimate:
+        return Estimate(self.tau, self.tau_std, "measured")
+
+    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
+        """Bootstrap interval of tau over texts; None for a single text."""
+        return self.resampled.interval(level)
 
 
-def accepted_runs(agreement: np.ndarray, gamma: int) -> list[int]:
-    """Accepted draft tokens of each whole round along one text, `agreement` [tokens] bool.
+def expected_rounds(chances: np.ndarray, gamma: int, *, ended: bool = False, limit: int | None = None) -> np.ndarray:
+    """Expected number of whole rounds along one text that accept 0..gamma draft tokens: [gamma + 1].
 
-    A round at position i accepts the run of agreements from i, at most gamma, then takes one token of the target. The last round
-    is left out when the text ends before it is decided, so that the end of a text does not look like a rejection.
+    `chances` [tokens]: chance that each token is accepted where a round asks for it (0 or 1 on greedy text). `ended`: the last
+    token is the end of the text. `limit`: the most tokens the engine would have written, where that is more than the text has.
     """
-    runs: list[int] = []
-    position, end = 0, int(agreement.shape[0])
-    while position < end:
-        run = 0
-        while run < gamma and position + run < end and agreement[position + run]:
-            run += 1
-        if run < gamma and position + run >= end:
-            break
-        runs.append(run)
-        position += run + 1
-    return runs
+    chances = np.asarray(chances, dtype=np.float64)
+    tokens = int(chances.shape[0])
+    # Rounds start before `last`: later ones have no room for gamma + 1 tokens (max_new_tokens cuts them).
+    last = (tokens if limit is None else max(limit, tokens)) - gamma if limit is not None or not ended else tokens
+    starts = min(max(last, 0), tokens)
+    # reach[s, k]: the first k draft tokens of a round that starts at s are accepted.
+    padded = np.concatenate([chances, np.zeros(gamma)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, gamma)[:starts] if gamma else np.zeros((starts, 0))
+    reach = np.concatenate([np.ones((starts, 1)), np.cumprod(windows, axis=1)], axis=1)
+    lengths = reach - np.concatenate([reach[:, 1:], np.zeros((starts, 1))], axis=1)  # [s, k]: exactly k accepted
+    start_at = np.zeros(tokens + gamma + 2)
+    start_at[0] = 1.0
+    for s in range(starts):
+        if start_at[s]:
+            start_at[s + 1 : s + gamma + 2] += start_at[s] * lengths[s]
+    if ended:
+        # The round that writes the end token is cut by it: leave out what would reach to or over the last token.
+        ends = np.arange(starts)[:, None] + np.arange(1, gamma + 2)[None, :]
+        lengths = np.where(ends < tokens, lengths, 0.0)
+    return start_at[:starts] @ lengths
 
 
-def replay_tau(trace: Trace, gamma: int, *, resamples: int = 200, seed: int = 0) -> Replay:
-    """tau and acceptance by position for `gamma` draft tokens a round. Raises ArchsearchError when no text is long enough."""
+def replay_tau(trace: Trace, gamma: int, *, limit: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Replay:
+    """tau and acceptance by position for `gamma` draft tokens a round, greedy or sampled as the trace is.
+
+    `limit`: the engine's max_new_tokens, which only matters for texts that ended close before it. Raises ArchsearchError when no
+    text is long enough for a whole round.
+    """
     if gamma < 0:
         raise ValueError(f"gamma must be at least 0, got {gamma}")
-    per_text = [np.asarray(accepted_runs(agreement, gamma), dtype=np.int64) for agreement in trace.agreements]
-    totals = np.array([[int(runs.sum()) + runs.size, runs.size] for runs in per_text], dtype=np.float64).reshape(-1, 2)
-    rounds = int(totals[:, 1].sum()) if len(totals) else 0
-    if rounds == 0:
+    per_text = [expected_rounds(chances, gamma, ended=trace.ends(i), limit=limit) for i, chances in enumerate(trace.accepted)]
+    outcomes = np.array(per_text, dtype=np.float64).reshape(-1, gamma + 1)
+    counts = outcomes.sum(axis=0)
+    rounds = float(counts.sum())
+    if rounds <= 0:
         raise ArchsearchError(f"the trace holds no whole round of gamma {gamma}; measure on more or longer text")
-    runs = np.concatenate(per_text)
-    by_position = tuple(float((runs > i).mean()) for i in range(gamma))
-    return Replay(gamma, float(runs.mean()) + 1.0, _ratio_std(totals, resamples, seed), by_position, rounds)
+    written = np.arange(1, gamma + 2)
+    totals = np.stack([outcomes @ written, outcomes.sum(axis=1)], axis=1)
+    tau = float(counts @ written) / rounds
+    # One text says nothing about the spread over texts: the spread of its rounds, as if it were a single one.
+    spread = float(np.sqrt(max(counts @ (written - tau) ** 2 / rounds, 0.0)))
+    resampled = resampled_ratio(totals, resamples=resamples, seed=seed, fallback_std=spread if resamples >= 2 else 0.0)
+    by_position = tuple(float(counts[k:].sum() / rounds) for k in range(1, gamma + 1))
+    return Replay(gamma, tau, resampled.std, by_position, rounds, resampled)
 
 
 def best_gamma(trace: Trace, gammas: Sequence[int], round_s: Sequence[float]) -> int:
     """The gamma with the most tokens per second; `round_s` [len(gammas)]: seconds of one round (draft, verify, overhead)."""
     rates = [replay_tau(trace, gamma, resamples=0).tau / seconds for gamma, seconds in zip(gammas, round_s, strict=True)]
     return gammas[int(np.argmax(rates))]
-
-
-def _ratio_std(totals: np.ndarray, resamples: int, seed: int) -> float:
-    """Bootstrap std over rows of sum(totals[:, 0]) / sum(totals[:, 1])."""
-    if resamples < 2 or len(totals) < 2:
-        return 0.0
-    picks = np.random.default_rng(seed).integers(len(totals), size=(resamples, len(totals)))
-    sums = totals[picks].sum(axis=1)
-    return float(np.std(sums[:, 0] / np.maximum(sums[:, 1], 1.0), ddof=1))

@@ -27,7 +27,9 @@ from archsearch.cli.output import emit, plus_minus, table
 @click.option("--answer-tokens", default=128, show_default=True, type=click.IntRange(min=2), metavar="N")
 @click.option("--dtype", default="float32", show_default=True, metavar="D", callback=dtype_choice, help="Of target and draft.")
 @click.option("--explain", is_flag=True, help="Also what the prior thinks of this shape, term by term. Needs no weights.")
-@click.option("--domain", default="narrow", show_default=True, metavar="NAME", help="Which text this is, for the prior.")
+@click.option(
+    "--domain", default="narrow", show_default=True, metavar="NAME", help="Which text this is, for the prior: chat, code, ..."
+)
 @click.option("--gpu", metavar="NAME", help="Also the modelled speed-up at each gamma on this device.")
 @click.option("--profile", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A profile, instead of --gpu.")
 @click.option("--batch-size", default=1, show_default=True, type=click.IntRange(min=1), metavar="N", help="For the speed-up.")
@@ -40,8 +42,8 @@ from archsearch.cli.output import emit, plus_minus, table
 def acceptance(as_json: bool, **options: Any) -> None:
     """Measure how much of a draft its target accepts: alpha, and tokens per round (tau) at each gamma, on your own prompts.
 
-    The target writes an answer to every prompt once (kept in a cache; another draft then takes seconds), the draft runs beside the
-    text once, and the trace is replayed for every gamma. Intervals are over prompts.
+    The target writes an answer to every prompt once (kept in a cache; another draft then takes seconds), the draft runs beside
+    the text once, and the trace is replayed for every gamma. Intervals are over prompts.
 
     \b
     archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --prompts mine.jsonl --gpu cpu
@@ -116,11 +118,16 @@ def _category_table(result: dict[str, Any]) -> str:
 
 def _explanation_lines(explanation: dict[str, Any]) -> list[str]:
     rows = [
-        (row["term"], f"{row['contribution']:+.2f}", f"± {row['std']:.2f}", row["evidence"]) for row in explanation["terms"]
+        # The space keeps evidence that begins with a number from being set to the right as one.
+        (row["term"], f"{row['contribution']:+.2f}", f"± {row['std']:.2f}", f" {row['evidence']}")
+        for row in explanation["terms"]
+        if abs(row["contribution"]) >= 0.005 or row["std"] >= 0.005
     ]
+    silent = len(explanation["terms"]) - len(rows)
     return [
         "",
-        f"The prior expects alpha {plus_minus(explanation['alpha'])} for this shape, untrained. Its terms add up in logit(alpha):",
+        f"The prior expects alpha {plus_minus(explanation['alpha'])} for this shape. Its terms add up in logit(alpha):",
         "",
-        table(rows, ("term", "logit", "std", "evidence")),
+        table(rows, ("term", "logit", "std", " evidence")),
+        *([f"({silent} more terms say nothing about this shape: --json has them.)"] if silent else []),
     ]

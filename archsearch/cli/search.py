@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from archsearch.cli.app import main
 from archsearch.cli.options import (
@@ -13,7 +14,7 @@ from archsearch.cli.options import (
     duration,
     json_option,
 )
-from archsearch.cli.output import emit
+from archsearch.cli.output import emit, plus_minus, table
 from archsearch.errors import ArchsearchError
 
 
@@ -43,16 +44,22 @@ from archsearch.errors import ArchsearchError
     "confirm_count",
     type=click.IntRange(min=0),
     metavar="K",
-    help="Train finalists and run the best K in the engine.",
+    help="Train drafts and run the best K in the engine (default with --time-budget: 1).",
 )
 @click.option("--no-confirm", is_flag=True, help="Rank only (the default).")
-@click.option("--finalists", default=3, show_default=True, type=click.IntRange(min=1), help="How many drafts --confirm trains.")
+@click.option(
+    "--finalists",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Train this many of the prior's best, without a climb; at most so many at the end of one.",
+)
 @click.option(
     "--time-budget",
-    default="13m",
-    show_default=True,
+    metavar="TIME",
     callback=duration,
-    help="With --confirm: time for writing text and training.",
+    help="How far to climb: 2m ranks, 15m trains a few shapes, 45m more and longer. Text, training and confirming included "
+    "(default with --confirm: 13m).",
 )
 @click.option("--storage", metavar="URL", help="Optuna storage (default: a journal file in the run folder).")
 @click.option(
@@ -72,9 +79,9 @@ def search(
     batch_size: int,
     context: int,
     temperature: float,
-    tensor_parallel: int,
+    tensor_parallel: int | None,
     dtype: str | None,
-    mode: str,
+    mode: str | None,
     alpha: str,
     domain: str,
     engine: str,
@@ -87,7 +94,7 @@ def search(
     confirm_count: int | None,
     no_confirm: bool,
     finalists: int,
-    time_budget: float,
+    time_budget: float | None,
     storage: str | None,
     run_path: Path | None,
     seed: int,
@@ -96,20 +103,29 @@ def search(
 ) -> None:
     """Find the draft architecture that makes the target fastest: width, depth, attention, vocabulary, and gamma for each.
 
-    Without --confirm: seconds, no weights needed; alpha comes from the published prior. With --confirm: the target writes text
-    for your prompts, finalists are distilled on it and measured, and the best runs in the engine beside the target alone.
+    Alone: seconds, no weights needed; alpha comes from the published prior. With --time-budget the search climbs: the target
+    writes text for your prompts, shapes that could still win are trained a little, the best in full, and it runs in the engine
+    beside the target alone. The same command continues what was interrupted.
 
     \b
     archsearch search --target smollm2-135m --gpu cpu
-    archsearch search --target smollm2-135m --gpu cpu --confirm 1 --run runs/mine
+    archsearch search --target smollm2-135m --gpu cpu --time-budget 45m --run runs/mine
     archsearch search --target llama-65b --gpu a100 --tensor-parallel 4 --mode graph
-    archsearch search --target ./my-model --gpu cpu --prompts my.jsonl --confirm 1 --time-budget 40m
+    archsearch search --target ./my-model --gpu cpu --prompts my.jsonl --time-budget 1h --confirm 2
     """
     from archsearch import pipeline
 
     if no_confirm and confirm_count:
         raise ArchsearchError(f"--confirm {confirm_count} and --no-confirm contradict each other; leave one out")
-    wanted = confirm_count if confirm_count is not None else int(alpha == "distilled" and not no_confirm)
+    wanted, climb, note = 0 if no_confirm else confirm_count or 0, False, ""
+    trains, given = alpha in ("distilled", "supernet"), set_by_user("alpha")
+    if confirm_count is None and not no_confirm and (trains or (time_budget is not None and not given)):
+        wanted = 1
+        if not trains:  # nobody asked for training in so many words: without weights the prior's ranking is the answer
+            note = pipeline.missing_weights(target)
+            wanted = 0 if note else 1
+    if wanted:
+        climb = (trains or not given) and not set_by_user("finalists")
     request = pipeline.SearchRequest(
         target=target,
         gpu=gpu,
@@ -130,15 +146,23 @@ def search(
         answer_tokens=answer_tokens,
         confirm=wanted,
         finalists=max(finalists, wanted),
-        time_budget_s=time_budget,
+        time_budget_s=time_budget if time_budget is not None else pipeline.SearchRequest.time_budget_s,
         engine=engine,
         storage=storage,
         run=run_path,
         seed=seed,
         top=top,
+        climb=climb,
     )
     result = pipeline.search(request)
+    if note:
+        result["notes"] = [*result.get("notes", []), f"rung 0 only: {note}"]
     emit(result, search_text(result), as_json)
+
+
+def set_by_user(name: str) -> bool:
+    """Whether an option of the running command was given, not left at its default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def search_text(result: dict[str, Any]) -> str:
@@ -146,4 +170,34 @@ def search_text(result: dict[str, Any]) -> str:
     from archsearch.runs import open_run
 
     lines = [f"Latency: {result['latency']}.", f"{result['trials']} trials in space {result['space']}.", ""]
+    lines += [f"Note: {note}." for note in result.get("notes", [])]
+    if result.get("rungs"):
+        lines += ["", *rung_lines(result), ""]
     return "\n".join(lines) + summary_text(open_run(Path(result["run"])))
+
+
+def rung_lines(result: dict[str, Any]) -> list[str]:
+    """What each rung did: candidates, minutes, its best, what was dropped; and what was measured on which prompts."""
+    from archsearch.progress import human_time
+
+    rows = []
+    for row in result["rungs"]:
+        name = f"{row['rung']} {row['what']}" + (f", round {row['round']}" if row["rung"] == 1 else "")
+        tokens = f"{row['tokens'] / 1000:.0f}k" if row["tokens"] else ""
+        dropped = ", ".join(item["label"] for item in row["dropped"][:2])
+        more = f" and {len(row['dropped']) - 2} more" if len(row["dropped"]) > 2 else ""
+        best = f"{row['best']}  {plus_minus(row['score'])}"
+        rows.append((name, f"{row['candidates']}", tokens, human_time(row["seconds"]), best, f" {dropped}{more}"))
+    lines = [table(rows, ("rung", "shapes", "tokens", "time", "best, speed-up", " dropped"))]
+    spent = human_time(result["seconds"])
+    lines.append(f"{spent} of {human_time(result['plan']['budget_s'])}: " + ", ".join(
+        f"{name} {human_time(seconds)}" for name, seconds in result["steps"].items()))  # fmt: skip
+    lines += ["", f"Measured on {result['prompts']}:"]
+    for item in result["measured"]:
+        parts = ", ".join(f"{name} {plus_minus(value)}" for name, value in item["alpha_by_category"].items() if name)
+        lines.append(
+            f"  {item['label']}: alpha {plus_minus(item['alpha'])}" + (f" ({parts})" if parts else "")
+            + f", tau {plus_minus(item['tau'])} at gamma {item['gamma']}, "
+            + f"{item['head_rows']} head rows cover {item['coverage']:.1%}"
+        )  # fmt: skip
+    return lines

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
 from archsearch.engines.engine import EnginePrompt, GenerationResult, ModelSource, Sampling, round_statistics
@@ -109,6 +109,7 @@ class TransformersEngine:
                 attention_mask=torch.ones_like(input_ids),
                 generation_config=config,
                 assistant_model=self.draft,
+                logits_processor=_processors(sampling),
                 streamer=clock,
             )
             seconds = time.perf_counter() - started
@@ -171,8 +172,14 @@ def _generation_config(target: PreTrainedModel, sampling: Sampling) -> Generatio
         use_cache=True,
     )
     if sampling.temperature > 0:
-        config.temperature, config.top_k, config.top_p = sampling.temperature, 0, 1.0
+        config.temperature, config.top_k, config.top_p = 1.0, 0, 1.0
     return config
+
+
+def _processors(sampling: Sampling) -> LogitsProcessorList:
+    """The temperature, as a processor and not in the config: transformers 5.23 hands the target's processors to the draft and then
+    adds those of the config once more, so the draft would be sampled at the temperature squared and lose acceptance."""
+    return LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)] if sampling.temperature not in (0.0, 1.0) else [])
 
 
 @contextmanager

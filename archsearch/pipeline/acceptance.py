@@ -17,7 +17,7 @@ from archsearch.estimate import Estimate
 from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.finalists import load_prompt_set
 from archsearch.paths import cache_dir
-from archsearch.pipeline.candidates import check_tokenizer, spread_prompts
+from archsearch.pipeline.candidates import spread_prompts
 from archsearch.pipeline.latency import LatencySource, choose_latency
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
@@ -62,8 +62,8 @@ class AcceptanceRequest:
 
 @dataclass(frozen=True)
 class DraftRef:
-    """A draft that was found but not loaded. `ref` None: nothing but a config.json. `at_hand`: its weights lie on this machine, or
-    were asked for by their hub id; a catalogue name may still have some on the hub."""
+    """A draft that was found but not loaded. `ref` None: nothing but a config.json. `at_hand`: its weights lie on this machine,
+    or were asked for by their hub id; a catalogue name may still have some on the hub."""
 
     name: str
     architecture: Architecture
@@ -76,7 +76,7 @@ class DraftRef:
 
 
 def find_draft(name: str) -> DraftRef:
-    """The draft called `name`: a folder, a config.json, a catalogue name or a hub id. Raises ArchsearchError where there is none."""
+    """The draft called `name`: a folder, a config.json, a catalogue name or a hub id. Raises ArchsearchError for none of them."""
     path = Path(name).expanduser()
     if path.is_file():
         return DraftRef(name, read_architecture(path), None, False)
@@ -90,16 +90,29 @@ def find_draft(name: str) -> DraftRef:
     return DraftRef(name, ref.architecture, ref, at_hand)
 
 
+def _trained_tokens(draft: DraftRef) -> float | None:
+    """How many tokens of the target's text a draft of ours saw, by its training.json; None where nobody wrote it down."""
+    record = draft.ref.folder / "training.json" if draft.ref is not None and draft.ref.folder is not None else None
+    if record is None or not record.is_file():
+        return None
+    data = read_json(record, "training record")
+    tokens = data.get("tokens") if isinstance(data, dict) else None
+    return float(tokens) if isinstance(tokens, int | float) and tokens > 0 else None
+
+
 def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
-    """alpha, acceptance by position and tau at gamma 1..8 of a draft for a target, on text that the target writes for the prompts.
+    """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target writes for the prompts.
 
     The text is kept (`request.cache`, by default under the user's cache folder), so another draft on the same prompts takes
-    seconds. Returns what `request.output` gets as JSON. Raises ArchsearchError: a target or draft without weights, tokenizers that
-    differ, prompts that are too short, answers too short for a single round.
+    seconds. Returns what `request.output` gets as JSON. Raises ArchsearchError: a target or draft without weights, tokenizers
+    that differ, prompts that are too short, answers too short for a single round.
     """
     from archsearch.acceptance import measured
+    from archsearch.acceptance.prior import DOMAINS
 
     measured.check_sampling(request.temperature, request.top_p)
+    if request.domain not in DOMAINS:
+        raise ArchsearchError(f"unknown domain {request.domain!r}; use one of {', '.join(DOMAINS)}")
     if request.max_prompts < 1 or request.answer_tokens < 2:
         raise ArchsearchError(
             f"needs at least 1 prompt and 2 answer tokens, got {request.max_prompts} and {request.answer_tokens}"
@@ -109,11 +122,12 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     target = resolve_target(request.target)
     draft = find_draft(request.draft)
     result: dict[str, Any] = {
-        "target": target.name,
+        "target": request.target,
         "draft": request.draft,
         "architecture": draft.architecture.to_dict(),
         "shape": draft.architecture.label(),
         "domain": request.domain,
+        "trained_tokens": _trained_tokens(draft),
         "temperature": request.temperature,
         "top_p": request.top_p,
     }
@@ -149,15 +163,11 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
         raise MissingDataError(
             f"draft {draft.name!r} has no weights to measure; give a folder with model.safetensors (or ask with --explain alone)"
         )
-    notes: list[str] = []
     tokenizer = load_tokenizer(target)
-    if draft.ref.folder is not None:
-        check_tokenizer(tokenizer, draft.ref.folder)
-    _check_vocabulary(tokenizer, target, draft, notes)
+    notes = _check_tokens(tokenizer, target, draft.ref)
     prompts, source = _prompts(request)
-    notes.append(f"prompts: {source}")
-    texts, end_ids, unfinished = written_text(request, target, tokenizer, prompts)
-    notes += unfinished
+    texts, end_ids, more = written_text(request, target, tokenizer, prompts)
+    notes += [f"prompts: {source}", *more]
     if draft.ref.folder is not None:
         model = load_draft(draft.ref.folder, request.dtype)
     else:
@@ -177,32 +187,36 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
     return trace, notes, round(sum(lengths) / len(lengths))
 
 
-def _check_vocabulary(tokenizer: Any, target: TargetRef, draft: DraftRef, notes: list[str]) -> None:
-    """Raise for a draft whose tokens are not the target's; a difference in padding rows is only noted."""
-    ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
-    if ours == theirs:
-        return
+def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[str]:
+    """Raise for a draft whose token ids are not the target's; a difference in padding rows alone is a note."""
     from archsearch.models import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
 
-    assert draft.ref is not None
-    if draft.ref.folder is not None and not any((draft.ref.folder / name).is_file() for name in TOKENIZER_FILES):
+    ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
+    if draft.folder is None or any((draft.folder / name).is_file() for name in TOKENIZER_FILES):
+        differences = tokenizers_differ(tokenizer, load_tokenizer(draft), limit=3)
+        if differences:
+            raise ArchsearchError(
+                f"the tokenizer of {draft.name} differs from the target's ({'; '.join(differences)}); "
+                "use a draft made for this target"
+            )
+    elif ours != theirs:
         raise ArchsearchError(
-            f"the draft's vocabulary has {theirs} tokens, the target's {ours}, and {draft.ref.folder} has no tokenizer to compare; "
+            f"the draft's vocabulary has {theirs} tokens, the target's {ours}, and {draft.folder} has no tokenizer to compare; "
             "use a draft made for this target"
         )
-    differences = tokenizers_differ(tokenizer, load_tokenizer(draft.ref), limit=2)
-    if differences:
-        raise ArchsearchError(
-            f"the tokenizer of {draft.name} differs from the target's ({'; '.join(differences)}); use a draft made for this target"
-        )
-    notes.append(f"the draft's vocabulary is padded to {theirs} rows, the target's to {ours}: some engines refuse such a pair")
+    if ours == theirs:
+        return []
+    return [f"the draft's vocabulary is padded to {theirs} rows, the target's to {ours}: some engines refuse such a pair"]
 
 
 def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
     from archsearch.training.data import read_prompts
 
     if request.prompts is None:
-        found, source = load_prompt_set(None, None).heldout, "the held-out ones that ship with archsearch; yours tell more: --prompts"
+        found, source = (
+            load_prompt_set(None, None).heldout,
+            "the held-out ones that ship with archsearch; yours tell more: --prompts",
+        )
     else:
         found, source = read_prompts(request.prompts), str(request.prompts)
     return spread_prompts(found, request.max_prompts), source
@@ -229,10 +243,13 @@ def written_text(
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = (request.cache or cache_dir() / "acceptance") / key
     ends_file = folder / "end_ids.json"
+    left_out = len(prompts) - len(encoded)
+    notes = [f"the target's text is kept in {folder}"]
+    notes += [f"{left_out} of {len(prompts)} prompts are too long and were left out"] if left_out else []
     if (folder / "cache.json").is_file() and ends_file.is_file():
         texts = TextCache.load(folder)
         if texts.complete:
-            return texts, list(read_json(ends_file, "end tokens")), [f"the target's text is kept in {folder}"]
+            return texts, list(read_json(ends_file, "end tokens")), notes
     ensure_writable_dir(folder)
     model, _ = load_target(target, request.dtype)
     ends = list(eos_ids(model, tokenizer))
@@ -247,9 +264,7 @@ def written_text(
             top_p=request.top_p, seed=request.seed, progress=report,
         )  # fmt: skip
     write_json(ends_file, ends)
-    left_out = len(prompts) - len(encoded)
-    notes = [f"the target's text is kept in {folder}"]
-    return texts, ends, notes + ([f"{left_out} prompts are too long and were left out"] if left_out else [])
+    return texts, ends, notes
 
 
 def _files_of(folder: Path | None) -> list[list[Any]]:
@@ -361,7 +376,9 @@ def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) 
     from archsearch.acceptance.prior import PriorAcceptance
 
     prior = PriorAcceptance()
-    context = AcceptanceContext(target.architecture, request.temperature, domain=request.domain)
+    context = AcceptanceContext(
+        target.architecture, request.temperature, domain=request.domain, trained_tokens=_trained_tokens(draft)
+    )
     predicted = prior.predict(draft.architecture, context)
     rows = prior.explain_rows(draft.architecture, context)
     return {

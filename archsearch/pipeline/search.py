@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,53 +11,73 @@ from archsearch.files import read_json, write_json
 from archsearch.finalists import TrainedDraft, Workshop, choose_finalists
 from archsearch.pipeline.candidates import confirm_rank, write_best, write_report
 from archsearch.pipeline.session import TEXT_SHARE, SearchRequest, SearchSession
-from archsearch.progress import ProgressLine
+from archsearch.progress import ProgressLine, human_time
 from archsearch.search import study
 from archsearch.search.objective import Score
 
 
 def search(request: SearchRequest) -> dict[str, Any]:
-    """Score, rank and, with `confirm`, train the finalists, run the best in the engine and write everything into the run folder.
+    """Score, rank and, with `confirm`, train drafts, run the best in the engine and write everything into the run folder.
 
-    With `confirm` the target writes its text first, so that the search knows how much of it a trimmed head covers.
+    With `confirm` the target writes its text first, so that the search knows how much of it a trimmed head covers. Then either
+    the prior's best `finalists` are trained, or, with `climb`, those that short trainings leave (`pipeline.climb`).
     """
+    start = time.monotonic()
     session = SearchSession.start(request)
-    run, scorer = session.run, session.scorer
-    shop = None
+    if request.climb and request.confirm:
+        return climb_search(session, start)
+    run, shop = session.run, None
     if request.confirm:
         shop = session.workshop()
         written = run.path / "text" / "done.json"
         if not written.exists():  # a text that stopped at its budget is finished all the same: drafts must share it
             shop.write_text(TEXT_SHARE * request.time_budget_s)
             write_json(written, {"tokens": shop.text().written_tokens})
-        scorer = session.scorer = scorer.with_coverage(shop.coverage())
-    with ProgressLine("search") as line:
-        result = study.search(
-            session.space,
-            scorer,
-            trials=request.trials,
-            seed=request.seed,
-            storage=request.storage or run.storage_file,
-            study_name="archsearch" if shop is None else "archsearch-coverage",  # scores that know the coverage stand apart
-            progress=lambda p: line(f"best {p.best.speedup.value:.2f}x" if p.best else "", float(p.done), float(p.total)),
-        )
+        session.scorer = session.scorer.with_coverage(shop.coverage())
+    result = rung_zero(session, "archsearch" if shop is None else "archsearch-coverage")
     run.write_trials(result.trials)
     ranked = result.best
     trained: list[TrainedDraft] = []
     if shop is not None:
         trained = train_finalists(session, shop, ranked)
-        measured = sorted(
-            (scorer.measured(draft.architecture, draft.alpha, draft.tau) for draft in trained), key=lambda s: -s.speedup.value
-        )
-        shapes = {score.architecture for score in measured}
-        ranked = [*measured, *(score for score in ranked if score.architecture not in shapes)]
+        ranked = with_measured(session, trained, ranked)
     ranked = [score.with_rank(rank) for rank, score in enumerate(ranked[: max(request.top, len(trained))], start=1)]
     write_best(session, ranked, {draft.architecture: draft for draft in trained})
     confirmed = [confirm_rank(session, rank, shop=shop) for rank in range(1, min(request.confirm, len(trained)) + 1)]
-    report = write_report(run)
-    groups = scorer.indistinguishable(ranked)
+    return outcome(session, result, ranked, confirmed)
+
+
+def rung_zero(session: SearchSession, study_name: str) -> study.SearchResult:
+    """The study over all shapes, scored without training any."""
+    request = session.request
+    with ProgressLine("search") as line:
+        return study.search(
+            session.space,
+            session.scorer,
+            trials=request.trials,
+            seed=request.seed,
+            storage=request.storage or session.run.storage_file,
+            study_name=study_name,  # scores that know the coverage stand apart
+            progress=lambda p: line(f"best {p.best.speedup.value:.2f}x" if p.best else "", float(p.done), float(p.total)),
+        )
+
+
+def with_measured(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
+    """The measured scores of trained drafts, best first, before the predicted ones of the rest."""
+    scores = (session.scorer.measured(draft.architecture, draft.alpha, draft.tau) for draft in trained)
+    measured = sorted(scores, key=lambda score: -score.speedup.value)
+    shapes = {score.architecture for score in measured}
+    return [*measured, *(score for score in ranked if score.architecture not in shapes)]
+
+
+def outcome(
+    session: SearchSession, result: study.SearchResult, ranked: Sequence[Score], confirmed: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What `search` returns; writes the report."""
+    report = write_report(session.run)
+    groups = session.scorer.indistinguishable(ranked)
     return {
-        "run": str(run.path),
+        "run": str(session.run.path),
         "target": session.target.name,
         "device": session.source.device.key,
         "latency": session.source.words,
@@ -66,8 +87,67 @@ def search(request: SearchRequest) -> dict[str, Any]:
         "invalid": result.invalid,
         "best": [score.to_dict() for score in ranked],
         "indistinguishable": [[s.rank for s in group] for group in groups],
-        "confirmed": confirmed,
+        "confirmed": list(confirmed),
         "report": str(report),
+    }
+
+
+def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
+    """The search that climbs: text, rung 0, short trainings, full training, confirmation, all inside the time budget."""
+    from archsearch.acceptance.known import known_observations, summary
+    from archsearch.pipeline import climb
+
+    request, run = session.request, session.run
+    ledger = climb.Ledger(run.path / climb.RUNGS_FILE, request.time_budget_s, start)
+    plan = climb.make_plan(session, ledger)
+    climb.say(climb.plan_text(plan))
+    if plan.stay:
+        ledger.data["notes"] = [f"rung 0 only: {plan.stay}"]
+        ledger.save()
+        result = rung_zero(session, "archsearch")
+        run.write_trials(result.trials)
+        ranked = [score.with_rank(rank) for rank, score in enumerate(result.best[: request.top], start=1)]
+        write_best(session, ranked, {})
+        return outcome(session, result, ranked, []) | {"rungs": [], "notes": ledger.data["notes"], "plan": plan.to_dict()}
+    shop = session.workshop()
+    climb.write_texts(shop, ledger, plan)
+    coverage = shop.coverage()
+    session.scorer = session.scorer.with_coverage(coverage)
+    known = known_observations(request.target, prompts=str(request.prompts) if request.prompts else None, exclude=run.path)
+    ledger.note(f"prior: {summary(known)}")
+    begin = time.monotonic()
+    result = rung_zero(session, "archsearch-coverage")
+    ledger.data["steps"].setdefault("search", time.monotonic() - begin)
+    ascent = climb.start_climb(session, ledger, plan, shop, result.best, known)
+    trained = ascent.climb()
+    run.write_trials(climb.trial_rows(result.trials, ledger))
+    ranked = with_measured(session, trained, ascent.standings())
+    ranked = [score.with_rank(rank) for rank, score in enumerate(ranked[: max(request.top, len(trained))], start=1)]
+    write_best(session, ranked, {draft.architecture: draft for draft in trained})
+    begin = time.monotonic()
+    confirmed = []
+    for rank in range(1, min(request.confirm, len(trained)) + 1):
+        known_result = run.confirmed(rank)
+        if known_result is None or rank not in ledger.data.get("confirmed", []):
+            prompts = climb.affordable_prompts(session, ledger, plan, min(request.confirm, len(trained)) - rank + 1)
+            known_result = confirm_rank(session, rank, shop=shop, prompt_count=prompts)
+            ledger.data.setdefault("confirmed", []).append(rank)
+            ledger.save()
+        confirmed.append(known_result)
+    ledger.step("confirm", time.monotonic() - begin)
+    data = outcome(session, result, ranked, confirmed)
+    ledger.save()
+    seconds = ledger.elapsed_s()
+    climb.say(f"all of it took {human_time(seconds)} of {human_time(plan.budget_s)}")
+    measured = [climb.measured_row(session, draft, coverage) for draft in trained]
+    return data | {
+        "rungs": climb.summary(ledger),
+        "notes": ledger.data["notes"],
+        "plan": plan.to_dict(),
+        "seconds": seconds,
+        "steps": ledger.data["steps"],
+        "prompts": shop.prompts.source,
+        "measured": measured,
     }
 
 

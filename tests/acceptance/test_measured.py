@@ -80,6 +80,51 @@ def texts_of(model, count=5):
     return sequences
 
 
+def test_a_trace_of_sampled_text_survives_its_file_and_old_files_still_load(tmp_path):
+    chances = (np.array([0.5, 1.0], dtype=np.float32), np.array([0.25], dtype=np.float32))
+    overlaps = (np.array([0.4, 0.9], dtype=np.float32), np.array([0.3], dtype=np.float32))
+    agreements = (np.array([True, False]), np.array([True]))
+    original = Trace(agreements, ("x", "y"), ("a", "b"), (True, False), chances, overlaps, 0.7, 0.9)
+    original.save(tmp_path / "trace.npz")
+    loaded = Trace.load(tmp_path / "trace.npz")
+    assert [a.tolist() for a in loaded.chances] == [a.tolist() for a in chances]
+    assert [a.tolist() for a in loaded.overlaps] == [a.tolist() for a in overlaps]
+    assert (loaded.ended, loaded.temperature, loaded.top_p) == ((True, False), 0.7, 0.9)
+    assert measured.alpha(loaded).value == pytest.approx(1.6 / 3)  # of overlaps, not of chances or agreements
+    assert measured.alpha(loaded.of_category("y")).value == pytest.approx(0.3)
+    # What earlier versions wrote: agreements, lengths and labels, nothing else.
+    np.savez_compressed(
+        tmp_path / "old.npz", agreement=np.packbits(np.array([1, 0, 1], dtype=bool)), lengths=np.array([1, 2]),
+        labels=np.array('[["x", "y"], ["a", "b"]]'),
+    )  # fmt: skip
+    old = Trace.load(tmp_path / "old.npz")
+    assert [a.tolist() for a in old.agreements] == [[True], [False, True]]
+    assert not old.sampled and old.ended == (True, False)  # the shorter text was not cut
+    assert [a.tolist() for a in old.accepted] == [[1.0], [0.0, 1.0]]
+    # Chances that do not fit the texts are no trace.
+    np.savez_compressed(
+        tmp_path / "cut.npz", agreement=np.packbits(np.array([1, 0, 1], dtype=bool)), lengths=np.array([1, 2]),
+        labels=np.array('[["x", "y"], ["a", "b"]]'), sampling=np.array([1.0, 1.0]), chances=np.zeros(2), overlaps=np.zeros(3),
+    )  # fmt: skip
+    with pytest.raises(ArchsearchError, match="is not an agreement trace"):
+        Trace.load(tmp_path / "cut.npz")
+
+
+def test_the_bootstrap_interval_holds_what_it_says():
+    # Texts whose alpha is uniform on 0..1: the mean of 50 of them has std 1 / sqrt(12 * 50) and is nearly normal.
+    rng = np.random.default_rng(0)
+    hits = {0.90: 0, 0.95: 0}
+    for trial in range(200):
+        rows = [rng.random(40) < share for share in rng.random(50)]
+        result = measured.alpha_resampled(trace(rows), seed=trial)
+        for level in hits:
+            low, high = result.interval(level)
+            hits[level] += low <= 0.5 <= high
+    assert hits[0.90] / 200 == pytest.approx(0.90, abs=0.07) and hits[0.95] / 200 == pytest.approx(0.95, abs=0.05)
+    assert result.std == pytest.approx(np.sqrt((1 / 12 + 1 / 6 / 40) / 50), rel=0.25)
+    assert measured.alpha_resampled(trace([[1, 0]])).interval() is None
+
+
 def test_a_target_agrees_with_itself_and_another_model_does_not():
     target = make_model(0)
     texts = texts_of(target)
@@ -103,6 +148,47 @@ def test_the_trace_is_the_drafts_argmax_token_by_token():
                 token = draft(text.token_ids[None, : text.prompt_tokens + position]).logits[0, -1].argmax()
             assert bool(agrees) == bool(token == text.token_ids[text.prompt_tokens + position])
     assert 0 < measured.alpha(result).value < 1
+
+
+def test_the_end_token_tells_which_texts_ended():
+    target = make_model(0)
+    texts = texts_of(target)
+    last = int(texts[2].token_ids[-1])
+    result = measured.agreement_trace(target, texts, end_ids=[last])
+    assert result.ended == tuple(int(t.token_ids[-1]) == last for t in texts) and result.ends(2)
+    assert not any(measured.agreement_trace(target, texts).ended)  # the model's own config knows no end token
+    target.config.eos_token_id = [last]
+    assert measured.agreement_trace(target, texts).ends(2)
+
+
+def test_a_trimmed_head_agrees_only_on_what_it_keeps():
+    from archsearch.architecture.architecture import Architecture
+    from archsearch.models import build_draft
+
+    target = make_model(0)
+    texts = texts_of(target)
+    kept = sorted({int(t) for text in texts for t in text.written[::2]})
+    draft = build_draft(Architecture(16, 24, 2, 2, 1, 8, 40, draft_vocab_size=len(kept)), draft_token_ids=kept)
+    result = measured.agreement_trace(draft, texts)
+    for text, got in zip(texts, result.agreements, strict=True):
+        assert not got[~np.isin(text.written.numpy(), kept)].any()
+        with torch.no_grad():
+            best = draft(text.token_ids[None, :-1]).logits[0, text.prompt_tokens - 1 :].argmax(-1)
+        assert got.tolist() == (best == text.written).tolist()
+
+
+def test_broken_weights_and_another_vocabulary_are_told():
+    target, draft = make_model(0), make_model(1)
+    texts = texts_of(target)
+    with torch.no_grad():
+        draft.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
+    with pytest.raises(ArchsearchError, match="NaN"):
+        measured.agreement_trace(draft, texts)
+    small = LlamaForCausalLM(LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+    ))  # fmt: skip
+    with pytest.raises(ArchsearchError, match="vocabulary ends at 19: another tokenizer"):
+        measured.agreement_trace(small, texts)
 
 
 def test_no_text_is_told():

@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.confirm import exactness_check
@@ -177,3 +179,34 @@ def skip_layers(model: torch.nn.Module, keep: int) -> torch.nn.Module:
         layer.self_attn.layer_idx = index
     draft.config.num_hidden_layers = keep
     return draft
+
+
+def _small_vocabulary(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None, initializer_range=0.4,
+    )).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_the_draft_is_sampled_at_the_temperature_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    original = AssistedCandidateGenerator._generate_candidates
+
+    def spy(self, arguments):
+        ids, logits = original(self, arguments)
+        seen.append((ids, logits))
+        return ids, logits
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "_generate_candidates", spy)
+    target, draft = _small_vocabulary(0), _small_vocabulary(1)
+    engine = TransformersEngine(dtype="float32")
+    engine.start(target, draft, 3)
+    engine.generate([EnginePrompt("p", (1, 2, 3))], Sampling(12, temperature))
+    for ids, logits in seen:
+        count = logits.shape[1]
+        with torch.no_grad():
+            raw = draft(ids[:, :-1]).logits[:, -count:]
+        assert torch.allclose(logits, raw / temperature, atol=1e-4)
+    assert seen
