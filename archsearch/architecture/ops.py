@@ -56,7 +56,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """A memory-bound chain of small kernels (`name`: norm, rope, act, add, embed) that touches `elements` numbers."""
+    """A memory-bound chain of small kernels (`name`: norm, rope, act, add, embed, sample) that touches `elements` numbers."""
 
     name: str
     elements: int
@@ -81,18 +81,30 @@ def _shard(size: int, ranks: int, what: str) -> int:
     return size // ranks
 
 
+def _shard_kv(heads: int, ranks: int) -> int:
+    """KV heads of one rank: a share of them, or one that several ranks replicate."""
+    if max(heads, ranks) % min(heads, ranks):
+        raise InvalidShapeError(f"num_key_value_heads ({heads}) and tensor_parallel={ranks} do not divide one another")
+    return max(1, heads // ranks)
+
+
 def layer_ops(
     arch: Architecture, *, batch: int, tokens: int, context: int, window: int | None, ranks: int = 1, fused: bool = False
 ) -> list[Op]:
-    """Ops of one decoder layer. `fused`: QKV and gate/up as one GEMM each, as serving engines run them; transformers does not.
+    """Ops of one decoder layer.
+
+    `fused`: QKV and gate/up are one GEMM each and the residual is added inside the next norm, as serving engines (vLLM,
+    TensorRT-LLM, SGLang) run them; transformers does not. The write into the KV cache belongs to `Attention`.
 
     With tensor parallelism over `ranks`, heads and FFN are split and each half-layer ends in an all-reduce; KV heads fewer than
     the ranks are replicated, as engines do.
+
+    Raises: InvalidShapeError where heads, KV heads or the FFN do not divide by the ranks.
     """
     m = batch * tokens
     hidden = arch.hidden_size
     q_heads = _shard(arch.num_attention_heads, ranks, "num_attention_heads")
-    kv_heads = arch.num_key_value_heads // ranks if arch.num_key_value_heads % ranks == 0 else 1
+    kv_heads = _shard_kv(arch.num_key_value_heads, ranks)
     ffn = _shard(arch.intermediate_size, ranks, "intermediate_size")
     q_size, kv_size = q_heads * arch.head_dim, kv_heads * arch.head_dim
     ops: list[Op] = [Elementwise("norm", m * hidden)]
@@ -111,7 +123,9 @@ def layer_ops(
     ]
     if ranks > 1:
         ops.append(AllReduce(m * hidden, ranks))
-    ops += [Elementwise("add", m * hidden), Elementwise("norm", m * hidden)]
+    if not fused:
+        ops.append(Elementwise("add", m * hidden))
+    ops.append(Elementwise("norm", m * hidden))
     if not arch.gated_mlp:
         ops += [Gemm(m, ffn, hidden)]
     elif fused:
@@ -121,19 +135,35 @@ def layer_ops(
     ops += [Elementwise("act", m * ffn), Gemm(m, hidden, ffn)]
     if ranks > 1:
         ops.append(AllReduce(m * hidden, ranks))
-    ops.append(Elementwise("add", m * hidden))
+    if not fused:
+        ops.append(Elementwise("add", m * hidden))
     return ops
 
 
-def head_ops(arch: Architecture, *, batch: int, tokens: int, ranks: int = 1) -> list[Op]:
-    """Ops outside the layers: embedding lookup, final norm, language-model head."""
+def head_ops(arch: Architecture, *, batch: int, tokens: int, ranks: int = 1, head_tokens: int | None = None) -> list[Op]:
+    """Ops outside the layers: embedding lookup, final norm, language-model head.
+
+    head_tokens: tokens per sequence whose logits are wanted (default all; a prefill wants one).
+
+    With several `ranks` the embedding is split by vocabulary, so its result is summed over the ranks, and every rank needs the
+    logits of all: an all-gather of m x head_rows numbers moves what an all-reduce of half as many does ((r - 1) / r against
+    2 (r - 1) / r of the numbers per rank). Neither shrinks with the ranks.
+    """
     m = batch * tokens
+    head_m = m if head_tokens is None else batch * head_tokens
     rows = -(-arch.head_rows // ranks)
-    return [
-        Elementwise("embed", m * arch.hidden_size),
-        Elementwise("norm", m * arch.hidden_size),
-        Gemm(m, rows, arch.hidden_size),
-    ]
+    ops: list[Op] = [Elementwise("embed", m * arch.hidden_size)]
+    if ranks > 1:
+        ops.append(AllReduce(m * arch.hidden_size, ranks))
+    ops += [Elementwise("norm", m * arch.hidden_size), Gemm(head_m, rows, arch.hidden_size)]
+    if ranks > 1:
+        ops.append(AllReduce(head_m * arch.head_rows // 2, ranks))
+    return ops
+
+
+def sample_op(arch: Architecture, *, batch: int, tokens: int) -> Elementwise:
+    """What an engine runs after the logits to choose tokens (greedy: an argmax over them); not part of the forward pass."""
+    return Elementwise("sample", batch * tokens * arch.head_rows)
 
 
 def forward_ops(arch: Architecture, *, batch: int, tokens: int, context: int, ranks: int = 1, fused: bool = False) -> Counter[Op]:

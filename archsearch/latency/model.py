@@ -11,6 +11,9 @@ Three layers, each learnt from rows of its kind:
 Weights of a small draft stay in the last-level cache from its second token on, and are pushed out by every verification pass. So
 ops are measured warm and cold, a pass in a loop lies between the two by how much of its weights fit the cache, and the first
 draft token of a round is priced cold: draft_s(gamma) = cold + (gamma - 1) * steady.
+
+A GPU profile that holds kernels but no whole passes (an imported table) has nothing to fit 2 and 3 to: its passes are composed of
+their ops and of stated constants (`archsearch.latency.composed`); `summary()["pass"]` says which of the two it is.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, head_ops, layer_ops
+from archsearch.architecture.ops import AllReduce, Elementwise, Gemm, head_ops, layer_ops
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
+from archsearch.latency.composed import ComposedPass, Part, composable, constants
+from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
@@ -36,125 +41,7 @@ GROUPS: Final = ("pass", "layers", "gemm", "head", "attention", "elementwise", "
 Pass = tuple[Architecture, int, int, int]
 """architecture, batch, tokens, context"""
 OUTLIER_MADS: Final = 5.0
-MIN_ROWS: Final = {"gemm": 12, "attention": 6, "elementwise": 6, "forward": 8}
-
-
-def gemm_inputs(op: Gemm) -> Array:
-    return np.array([2.0 * math.log(op.m), math.log(op.n), math.log(op.k)])
-
-
-def attention_inputs(op: Attention) -> Array:
-    return np.array(
-        [
-            math.log(op.tokens),
-            math.log(op.keys()),
-            math.log(op.q_heads * op.batch),
-            math.log(op.kv_heads * op.batch),
-            math.log(op.head_dim),
-        ]
-    )
-
-
-def _bytes_features(op: Gemm | Attention) -> list[float]:
-    """What the base of an op is linear in: 1, memory traffic (elements), arithmetic."""
-    if isinstance(op, Gemm):
-        return [1.0, float(op.weight_elements()), float(op.m * (op.n + op.k))]
-    return [1.0, float(op.kv_elements()), float(op.batch * op.tokens * op.q_heads * op.keys())]
-
-
-@dataclass(frozen=True)
-class OpTable:
-    """The model of one op kind in one cache state."""
-
-    coefficients: Array
-    residual: Residual
-
-    @classmethod
-    def fit(cls, ops: list[Gemm] | list[Attention], times_s: Array) -> OpTable:
-        features = np.array([_bytes_features(op) for op in ops])
-        coefficients = nonnegative_fit(features, times_s)
-        base = features @ coefficients
-        inputs = np.array([gemm_inputs(op) if isinstance(op, Gemm) else attention_inputs(op) for op in ops])
-        return cls(coefficients, Residual.fit(inputs, np.log(times_s / base), bounds=(0.3, 12.0)))
-
-    def predict(self, op: Gemm | Attention) -> tuple[float, float]:
-        """Seconds and relative std."""
-        base = float(np.dot(self.coefficients, _bytes_features(op)))
-        mean, std = self.residual.predict(gemm_inputs(op) if isinstance(op, Gemm) else attention_inputs(op))
-        return base * math.exp(mean), std
-
-
-def steady(rows: list[Measurement]) -> list[Measurement]:
-    """The rows that nothing disturbed; all of them where too few would be left."""
-    kept = [row for row in rows if not row.grossly_noisy]
-    return kept if len(kept) >= 0.6 * len(rows) else rows
-
-
-def _op_of(row: Measurement) -> Any:
-    sizes = row.sizes()
-    return {"gemm": Gemm, "attention": Attention, "elementwise": Elementwise, "all_reduce": AllReduce}[row.kind](**sizes)
-
-
-class OpModel:
-    """All ops of one (dtype, mode): seconds per call, warm and cold."""
-
-    def __init__(self, profile: Profile, dtype: str, mode: str) -> None:
-        self._tables: dict[tuple[str, str], OpTable] = {}
-        self._elementwise: dict[str, tuple[float, float]] = {}
-        self._seen: dict[tuple[Op, bool], tuple[float, float]] = {}
-        self._measured: dict[tuple[Op, bool], tuple[float, float]] = {}
-        for kind in ("gemm", "attention"):
-            for cache in ("warm", "cold"):
-                rows = steady(profile.select(kind, dtype, mode, cache))
-                for row in rows:  # what was measured is looked up, what was not is interpolated
-                    self._measured[_op_of(row), cache == "cold"] = (row.median_s, max(row.relative_std, 0.01))
-                if len(rows) >= MIN_ROWS[kind]:
-                    self._tables[kind, cache] = OpTable.fit(
-                        [_op_of(row) for row in rows], np.array([row.median_s for row in rows])
-                    )
-        names: dict[str, list[Measurement]] = {}
-        for row in profile.select("elementwise", dtype, mode):
-            names.setdefault(row.sizes()["name"], []).append(row)
-        for name, rows in names.items():
-            features = np.array([[1.0, float(row.sizes()["elements"])] for row in rows])
-            constant, slope = nonnegative_fit(features, np.array([row.median_s for row in rows]))
-            self._elementwise[name] = (float(constant), float(slope))
-        missing = [kind for kind in ("gemm", "attention") if (kind, "cold") not in self._tables] + (
-            [] if self._elementwise else ["elementwise"]
-        )
-        if missing:
-            raise MissingDataError(
-                f"the profile has too few {', '.join(missing)} rows for {dtype} in {mode} mode; run archsearch profile "
-                f"longer (--budget 5m) or pass another --dtype"
-            )
-
-    def op_s(self, op: Op, cold: bool) -> tuple[float, float]:
-        """Seconds and relative std of one op."""
-        found = self._seen.get((op, cold))
-        if found is None:
-            found = self._seen[op, cold] = self._predict(op, cold)
-        return found
-
-    def _predict(self, op: Op, cold: bool) -> tuple[float, float]:
-        if isinstance(op, Elementwise):
-            constant, slope = self._elementwise.get(op.name, (0.0, 0.0))
-            return constant + slope * op.elements, 0.15
-        if isinstance(op, AllReduce):
-            raise MissingDataError("the profile has no all_reduce rows: tensor parallelism needs a GPU profile")
-        if (op, cold) in self._measured:
-            return self._measured[op, cold]
-        table = self._tables[op.kind, "cold"]
-        seconds, std = self._measured.get((op, True)) or table.predict(op)
-        warm = self._tables.get((op.kind, "warm"))
-        if not cold and warm is not None:
-            other, other_std = warm.predict(op)
-            if isinstance(op, Gemm) and op.m > 2:  # warm rows exist for one or two tokens only: keep their ratio to cold
-                small = Gemm(1, op.n, op.k)
-                ratio = warm.predict(small)[0] / table.predict(small)[0]
-                other, other_std = seconds * min(1.0, ratio), math.hypot(std, other_std)
-            if other < seconds:
-                return other, other_std
-        return seconds, std
+MIN_ROWS: Final = {"forward": 8}
 
 
 @dataclass(frozen=True)
@@ -171,8 +58,8 @@ class CacheFit:
 class LatencyModel:
     """Latency of forward passes from a Profile, for one dtype and mode; with `engine`, what that engine adds (see `overhead_s`).
 
-    After construction `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out relative errors of whole passes) hold what
-    was learnt.
+    After construction of a fitted model `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out relative errors of whole
+    passes) hold what was learnt; of a composed one `composed_` is what puts its passes together, and None otherwise.
     Raises MissingDataError where the profile holds too few rows.
     """
 
@@ -182,11 +69,16 @@ class LatencyModel:
         self.dtype = dtype
         self.mode = mode
         self.dtype_bytes = DTYPE_BYTES[dtype]
-        self.ops = OpModel(profile, dtype, mode)
         self._parts: dict[tuple[Any, ...], tuple[Array, Array]] = {}
         self._passes: dict[tuple[Any, ...], Estimate] = {}
         self.outliers_: list[Measurement] = []
-        self._fit()
+        self.composed_: ComposedPass | None = None
+        whole = len(profile.select("forward", dtype, mode))
+        if whole < MIN_ROWS["forward"] and composable(profile, dtype):
+            self.composed_ = ComposedPass(profile, dtype, mode, engine)
+        else:
+            self.ops = OpModel(profile, dtype, mode)
+            self._fit()
         self._fit_engine()
 
     # -- what a pass is made of ------------------------------------------------------------------------------------------------
@@ -358,10 +250,14 @@ class LatencyModel:
         found = self._passes.get(key)
         if found is not None:
             return found
+        if self.composed_ is not None:  # the tables' weights always come from memory: cold or not is the same
+            return self._remember(key, self.composed_.step_s(arch, [Part(batch, tokens, context)], ranks))
         base = float(self._features(arch, batch, tokens, context, ranks, cold, self.cache_) @ self._coefficients)
         mean, std = self._residual.predict(self._inputs(arch, batch, tokens, context, cold))
         value = base * math.exp(mean)
-        estimate = Estimate(value, std * value, "modelled")
+        return self._remember(key, Estimate(value, std * value, "modelled"))
+
+    def _remember(self, key: tuple[Any, ...], estimate: Estimate) -> Estimate:
         if len(self._passes) > 200_000:
             self._passes.clear()
         self._passes[key] = estimate
@@ -374,6 +270,9 @@ class LatencyModel:
         )
         costs = self._engine_costs(target.vocab_size)
         extra = costs["plain_s"] if costs else 0.0
+        if self.composed_ is not None:
+            host = self.composed_.host_s(workload.batch_size)
+            return Estimate(step.value + host.value + extra, math.hypot(step.std, host.std), step.source)
         return Estimate(step.value + extra, step.std, step.source)
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
@@ -396,10 +295,10 @@ class LatencyModel:
         return Estimate(value, first.std + (gamma - 1) * later.std, first.source)
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine adds to a round of gamma draft tokens; 0 where the profile holds no rows of it."""
+        """What the engine adds to a round of gamma draft tokens; 0 where neither rows of it nor published costs are known."""
         known = self._engine_costs(target.vocab_size)
         if known is None:
-            return Estimate(0.0, 0.0, "modelled")
+            return self.composed_.host_s(workload.batch_size) if self.composed_ else Estimate(0.0, 0.0, "modelled")
         return Estimate(known["round_s"] + gamma * known["token_s"], known["std_s"], "measured")
 
     @property
@@ -408,18 +307,24 @@ class LatencyModel:
         return tuple(dict.fromkeys(name for name, _ in self._engine))
 
     def summary(self) -> dict[str, Any]:
-        """What was learnt, for reports: coefficients, cache, leave-one-out errors of whole passes."""
-        errors = np.abs(self.loo_)
-        return {
+        """What was learnt, for reports: `pass` is `fitted` (to whole passes: coefficients, cache, leave-one-out errors) or
+        `composed` (of kernels and stated constants); `engines` by name and vocabulary of the measurement."""
+        known: dict[str, Any] = {
             "dtype": self.dtype,
             "mode": self.mode,
             "rows": len(self.profile.rows),
+            "pass": "composed" if self.composed_ else "fitted",
+            "engines": {f"{name} (vocabulary {size})": costs for (name, size), costs in self._engine.items()},
+        }
+        if self.composed_ is not None:
+            return known | {"constants": constants()[self.mode], "engine": self.composed_.engine_words()}
+        errors = np.abs(self.loo_)
+        return known | {
             "coefficients": self.coefficients_,
             "cache_half_bytes": self.cache_.half_bytes,
             "cache_steepness": self.cache_.steepness,
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
-            "engines": {name: costs for (name, _), costs in self._engine.items()},
         }
 
 

@@ -1,4 +1,7 @@
-"""Latency of a device that nobody profiled, from its datasheet: bytes over bandwidth, FLOPs over peak, a launch per kernel.
+"""Latency of a device that nobody profiled, from its datasheet: bytes over bandwidth, FLOPs over peak, a constant per kernel.
+
+In eager mode on a GPU the host launches the kernels: a pass takes the longer of device time and the published host time that
+composed passes use too (`constants.yaml`).
 
 The same answers as `LatencyModel`, with source `roofline` and a wide band: measured tables put rooflines of this kind 14-21 % off
 on large layers and 25-50 % on small ones. It is there so that a question is answered and marked, never to replace a profile.
@@ -12,13 +15,12 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, forward_ops
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
+from archsearch.latency.composed import constants, sync_waits
 from archsearch.workload import DTYPE_BYTES, Workload
 
 BANDWIDTH_SHARE: Final = 0.8  # bytes / (0.8 bandwidth) + 3 us fits measured decode GEMMs of A100, H100, H200 and B200 to 14-21 %
 PEAK_SHARE: Final = 0.7
-KERNEL_S: Final = {"graph": 3e-6, "eager": 3e-6}
-EAGER_LAUNCH_S: Final = 8e-6  # host time of one small kernel in an eager framework on a GPU
-EAGER_KERNELS_PER_OP: Final = {"gemm": 1, "attention": 6, "elementwise": 3, "all_reduce": 2}
+KERNEL_S: Final = 3e-6
 RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}
 
 
@@ -35,7 +37,7 @@ class RooflineLatency:
         self._passes: dict[tuple[object, ...], Estimate] = {}
 
     def op_s(self, op: Op) -> float:
-        """Seconds of one op."""
+        """Seconds of one op on the device."""
         if isinstance(op, Gemm):
             elements, flops = op.weight_elements() + op.m * (op.n + op.k), op.flops()
         elif isinstance(op, Attention):
@@ -45,9 +47,7 @@ class RooflineLatency:
             return 2 * (op.ranks - 1) / op.ranks * op.elements * self.dtype_bytes / link + 5e-6
         else:
             elements, flops = 3 * op.elements, 5 * op.elements
-        kernel = max(elements * self.dtype_bytes / self._bandwidth, flops / self._flops) + KERNEL_S[self.mode]
-        launch = EAGER_LAUNCH_S * EAGER_KERNELS_PER_OP[op.kind] if self.mode == "eager" and self.device.kind == "gpu" else 0.0
-        return max(kernel, launch)
+        return max(elements * self.dtype_bytes / self._bandwidth, flops / self._flops) + KERNEL_S
 
     def forward_s(
         self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False
@@ -57,8 +57,19 @@ class RooflineLatency:
         if key not in self._passes:
             ops = forward_ops(arch, batch=batch, tokens=tokens, context=context, ranks=ranks, fused=self.mode == "graph")
             value = sum(count * self.op_s(op) for op, count in ops.items())
+            reduces = sum(count for op, count in ops.items() if isinstance(op, AllReduce))
+            if self.mode == "graph":
+                value += constants()["graph"]["sync_s"] * sync_waits(reduces, ranks)
+            elif self.device.kind == "gpu":
+                value = max(value, self._host_s(arch, reduces))
             self._passes[key] = Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")
         return self._passes[key]
+
+    @staticmethod
+    def _host_s(arch: Architecture, all_reduces: int) -> float:
+        """Host time of an eager pass (published, see constants.yaml)."""
+        known = constants()["eager"]
+        return float(known["pass_s"] + arch.num_hidden_layers * known["layer_s"] + all_reduces * known["all_reduce_s"])
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target."""

@@ -4,7 +4,8 @@ import pytest
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import layer_params, norm_params, parameters
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, forward_ops, head_ops, layer_ops
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, forward_ops, head_ops, layer_ops, sample_op
+from archsearch.capacity import shard
 from archsearch.errors import InvalidShapeError
 
 GQA = Architecture(512, 1408, 6, 8, 4, 64, 1000)
@@ -64,6 +65,43 @@ def test_kv_heads_are_replicated_beyond_their_number():
 def test_tensor_parallel_that_does_not_divide():
     with pytest.raises(InvalidShapeError, match="num_attention_heads"):
         forward_ops(GQA, batch=1, tokens=1, context=1, ranks=3)
+
+
+@pytest.mark.parametrize(("kv_heads", "ranks", "each"), [(4, 2, 2), (4, 4, 1), (4, 8, 1), (1, 8, 1)])
+def test_kv_heads_of_a_rank(kv_heads, ranks, each):
+    ops = layer_ops(GQA.replace(num_key_value_heads=kv_heads), batch=1, tokens=1, context=9, window=None, ranks=ranks)
+    assert {op.kv_heads for op in ops if isinstance(op, Attention)} == {each}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "ranks"), [(12, 6, 4), (24, 12, 8), (12, 4, 6), (24, 3, 2)])
+def test_kv_heads_and_ranks_that_do_not_divide_one_another(heads, kv_heads, ranks):
+    arch = GQA.replace(num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=1536)
+    with pytest.raises(InvalidShapeError, match=f"num_key_value_heads .{kv_heads}. and tensor_parallel={ranks}"):
+        layer_ops(arch, batch=1, tokens=1, context=9, window=None, ranks=ranks)
+    with pytest.raises(InvalidShapeError):  # the memory model says the same
+        shard(arch, ranks)
+
+
+def test_an_engine_adds_the_residual_inside_the_norm():
+    plain, fused = (layer_ops(GQA, batch=2, tokens=3, context=9, window=None, fused=flag) for flag in (False, True))
+    names = [[op.name for op in ops if isinstance(op, Elementwise)] for ops in (plain, fused)]
+    assert names == [["norm", "rope", "add", "norm", "act", "add"], ["norm", "rope", "norm", "act"]]
+
+
+def test_what_does_not_shrink_with_the_ranks():
+    assert not any(isinstance(op, AllReduce) for op in head_ops(GQA, batch=2, tokens=3))
+    ops = head_ops(GQA, batch=2, tokens=3, ranks=8)
+    assert [op for op in ops if isinstance(op, AllReduce)] == [AllReduce(6 * 512, 8), AllReduce(6 * 1000 // 2, 8)]
+    assert gemms(ops) == [Gemm(6, 125, 512)]
+
+
+def test_a_prefill_needs_the_logits_of_its_last_token():
+    ops = head_ops(GQA, batch=2, tokens=300, head_tokens=1)
+    assert gemms(ops) == [Gemm(2, 1000, 512)] and Elementwise("embed", 600 * 512) in ops
+
+
+def test_sampling_reads_every_logit():
+    assert sample_op(GQA.replace(draft_vocab_size=100), batch=3, tokens=2) == Elementwise("sample", 600)
 
 
 def test_windows_cut_what_attention_reads():

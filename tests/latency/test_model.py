@@ -193,11 +193,21 @@ def test_without_layer_rows_the_passes_alone_decide(profile: Profile, unseen: li
     assert statistics.median(errors) < 0.03
 
 
+def test_a_gpu_of_which_whole_passes_were_measured_is_fitted(profile: Profile) -> None:
+    """Kernel rows under CUDA graphs beside them change nothing."""
+    copy = only(profile, lambda row: True)
+    copy.device = profile.device | {"kind": "gpu"}
+    shape = freeze_shape({"m": 1, "n": 64, "k": 64})
+    copy.add([Measurement("gemm", shape, LAW.dtype, "graph", "cold", (3e-6,))])
+    assert LatencyModel(copy, LAW.dtype, "eager").summary()["pass"] == "fitted"
+
+
 def test_summary_and_a_row_that_came_later(profile: Profile, model: LatencyModel, tmp_path: Path) -> None:
     """The summary is plain data; a row recorded again replaces the old one in the next fit."""
     summary = model.summary()
     assert summary["rows"] == len(profile.rows) and summary["leave_one_out_median"] < 0.02
-    assert summary["engines"]["transformers"]["round_s"] == pytest.approx(LAW.round_s)
+    assert summary["pass"] == "fitted" and model.composed_ is None
+    assert summary["engines"][f"transformers (vocabulary {TARGET.vocab_size})"]["round_s"] == pytest.approx(LAW.round_s)
     copy = only(profile, lambda row: True)
     copy.folder = tmp_path
     row = profile.select("gemm", LAW.dtype, "eager", "cold")[0]

@@ -1,0 +1,216 @@
+"""A whole pass put together from kernel tables, for GPUs of which no whole pass was measured.
+
+graph mode: step = its kernels + what a replay costs + what ranks wait for one another; between two steps an engine adds its
+host time. eager mode: the host launches every kernel and the device waits for it wherever it is the faster of the two, so the
+layers take the longer of device time and host time. The host time is in no table; it is a published constant (constants.yaml)
+with a wide std, and an eager answer is an estimate of that published stack, not of this machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, head_ops, layer_ops, sample_op
+from archsearch.estimate import Estimate
+from archsearch.latency.ops import OpModel
+from archsearch.profiles import Profile
+
+SHARED: Final = 0.5  # share of an op's error variance that all ops of its kind in a table have in common
+GROUPS: Final = ("gemm", "attention", "elementwise", "all_reduce", "head", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Sequences of one kind in a step: `batch` of them, `tokens` new ones each against `context` cached.
+
+    `logits`: tokens per sequence whose logits are computed (a prefill needs the last one only); None means all.
+    """
+
+    batch: int
+    tokens: int
+    context: int
+    logits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCosts:
+    """What a serving engine's scheduler adds on the host to a step: `step_s` + `sequence_s` per sequence, with the `relative_std`
+    of the sum; `source`: where the numbers come from."""
+
+    step_s: float
+    sequence_s: float
+    relative_std: float
+    source: str
+
+
+@cache
+def constants() -> dict[str, Any]:
+    """What the tables do not hold (latency/constants.yaml)."""
+    loaded: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "constants.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def engine_costs(engine: str | None) -> EngineCosts | None:
+    """The costs of a serving engine on a GPU; None where they are not known."""
+    known = constants().get("engines", {})
+    return EngineCosts(**known[engine]) if engine in known else None
+
+
+def composable(profile: Profile, dtype: str) -> bool:
+    """Whether a pass may be composed from this profile: kernel rows of a GPU under CUDA graphs."""
+    return profile.device.get("kind") == "gpu" and bool(profile.select("gemm", table_dtype(profile, dtype), "graph", "cold"))
+
+
+def table_dtype(profile: Profile, dtype: str) -> str:
+    """The dtype whose rows price `dtype`: float16 runs the kernels of bfloat16 at the same speed."""
+    if dtype == "float16" and not profile.select("gemm", dtype, "graph"):
+        return "bfloat16"
+    return dtype
+
+
+class ComposedPass:
+    """Seconds and std of whole steps from the kernel rows of a GPU profile."""
+
+    def __init__(self, profile: Profile, dtype: str, mode: str, engine: str | None = None) -> None:
+        self.mode = mode
+        self.engine = engine_costs(engine) if mode == "graph" else None
+        self._gemm = OpModel(profile, dtype, "graph")
+        # with 8-bit weights the rest runs in 16 bits
+        self._rest = OpModel(profile, "bfloat16", "graph") if dtype == "float8_e4m3fn" else self._gemm
+        self._eager_reduce = _eager_all_reduce(profile)
+        self._constants = constants()
+
+    def op_s(self, op: Op) -> tuple[float, float]:
+        """Seconds and relative std of one kernel on the device."""
+        return (self._gemm if isinstance(op, Gemm) else self._rest).op_s(op, True)
+
+    def _prepare(self, ops: Iterable[Op]) -> None:
+        """Price all ops of a step in one go: much quicker than one by one."""
+        ops = list(ops)
+        self._gemm.prepare([op for op in ops if isinstance(op, Gemm)], True)
+        self._rest.prepare([op for op in ops if not isinstance(op, Gemm)], True)
+
+    def layer_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
+        """Ops of all layers. GEMMs, norms and all-reduces run once over the tokens of all parts, attention runs for each part."""
+        total = sum(part.batch * part.tokens for part in parts)
+        counts: Counter[Op] = Counter()
+        for window, layers in Counter(arch.windows()).items():
+            for op in layer_ops(arch, batch=total, tokens=1, context=0, window=window, ranks=ranks, fused=self.mode == "graph"):
+                if isinstance(op, Attention):
+                    for part in parts:
+                        shape = Attention(part.batch, part.tokens, part.context, op.q_heads, op.kv_heads, op.head_dim, op.window)
+                        counts[shape] += layers
+                else:
+                    counts[op] += layers
+        return counts
+
+    def head_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
+        """Ops outside the layers, the choice of the next tokens included."""
+        total = sum(part.batch * part.tokens for part in parts)
+        wanted = sum(part.batch * (part.tokens if part.logits is None else part.logits) for part in parts)
+        counts: Counter[Op] = Counter(head_ops(arch, batch=1, tokens=total, ranks=ranks, head_tokens=wanted))
+        counts[sample_op(arch, batch=1, tokens=wanted)] += 1
+        return counts
+
+    def terms(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> dict[str, tuple[float, float]]:
+        """Seconds and std by GROUPS; their sum is the step. Under eager mode the host is in `step` as far as it is not hidden."""
+        layers, head = self.layer_counts(arch, parts, ranks), self.head_counts(arch, parts, ranks)
+        self._prepare([*layers, *head])
+        sums: dict[str, list[tuple[float, float]]] = {name: [] for name in GROUPS}
+        for op, count in layers.items():
+            seconds, std = self.op_s(op)
+            sums[op.kind].append((count * seconds, std))
+        for op, count in head.items():
+            seconds, std = self.op_s(op)
+            sums["head"].append((count * seconds, std))
+        result = {name: _add(items) for name, items in sums.items() if name != "step"}
+        reduces = sum(count for op, count in (layers + head).items() if isinstance(op, AllReduce))
+        result["step"] = (
+            self._graph_step(arch, reduces, ranks)
+            if self.mode == "graph"
+            else self._eager_step(arch, result, reduces, layers, ranks)
+        )
+        return result
+
+    def step_s(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> Estimate:
+        """Seconds of one step over all `parts`.
+
+        Kinds of ops err independently of one another; on top comes what whole steps were seen to be off by (constants.yaml).
+        """
+        terms = self.terms(arch, parts, ranks).values()
+        value = sum(value for value, _ in terms)
+        whole = self._constants["graph"]["relative_std"] * value if self.mode == "graph" else 0.0
+        return Estimate(value, math.hypot(whole, *(std for _, std in terms)), "modelled")
+
+    def host_s(self, batch: int) -> Estimate:
+        """What the engine's scheduler adds between two steps of `batch` sequences; 0 without an engine."""
+        if self.engine is None:
+            return Estimate(0.0, 0.0, "modelled")
+        value = self.engine.step_s + self.engine.sequence_s * batch
+        return Estimate(value, self.engine.relative_std * value, "modelled")
+
+    def engine_words(self) -> str | None:
+        """Where the engine's costs come from; None without an engine."""
+        return self.engine.source if self.engine else None
+
+    def _graph_step(self, arch: Architecture, reduces: int, ranks: int) -> tuple[float, float]:
+        known = self._constants["graph"]
+        waiting = known["sync_s"] * sync_waits(reduces, ranks)
+        value = known["pass_s"] + arch.num_hidden_layers * known["layer_s"] + waiting
+        return value, math.hypot(
+            known["pass_std_s"], arch.num_hidden_layers * known["layer_std_s"], known["sync_relative_std"] * waiting
+        )
+
+    def _eager_step(
+        self, arch: Architecture, device: dict[str, tuple[float, float]], reduces: int, layers: Counter[Op], ranks: int
+    ) -> tuple[float, float]:
+        """What the host takes beyond the device, layers and the rest apart."""
+        known = self._constants["eager"]
+        reduce_s = sum(count * self._eager_reduce_s(op) for op, count in layers.items() if isinstance(op, AllReduce))
+        host_layers = arch.num_hidden_layers * known["layer_s"] + reduce_s
+        host_rest = known["pass_s"] + (reduces > 0) * 2 * known["all_reduce_s"]
+        on_layers = sum(device[name][0] for name in ("gemm", "attention", "elementwise", "all_reduce"))
+        beyond = max(0.0, host_layers - on_layers) + max(0.0, host_rest - device["head"][0])
+        return beyond, known["relative_std"] * (host_layers + host_rest) if beyond > 0 else 0.0
+
+    def _eager_reduce_s(self, op: AllReduce) -> float:
+        """An all-reduce launched by the host: measured where the table has eager rows, else a constant."""
+        rows = self._eager_reduce.get(op.ranks)
+        if rows is None:
+            return float(self._constants["eager"]["all_reduce_s"])
+        return math.exp(float(np.interp(math.log(op.elements), rows[0], rows[1])))
+
+
+def sync_waits(all_reduces: int, ranks: int) -> float:
+    """How often a pass pays for ranks that wait for the slowest: all-reduces x (1 - 1 / ranks)."""
+    return all_reduces * (1.0 - 1.0 / ranks)
+
+
+def _add(items: list[tuple[float, float]]) -> tuple[float, float]:
+    """Sum and std of (seconds, relative std): part of each error is the table's and does not average out."""
+    together = sum(value * std for value, std in items)
+    apart = math.sqrt(sum((value * std) ** 2 for value, std in items))
+    return sum(value for value, _ in items), math.sqrt(SHARED * together**2 + (1.0 - SHARED) * apart**2)
+
+
+def _eager_all_reduce(profile: Profile) -> dict[int, tuple[Any, Any]]:
+    """log elements and log seconds of the eager all-reduce rows, by ranks."""
+    found: dict[int, dict[int, float]] = {}
+    for row in profile.select("all_reduce", "bfloat16", "eager"):
+        sizes = row.sizes()
+        found.setdefault(sizes["ranks"], {})[sizes["elements"]] = row.median_s
+    return {
+        ranks: (np.log(sorted(rows)), np.log([rows[elements] for elements in sorted(rows)]))
+        for ranks, rows in found.items()
+        if len(rows) > 1
+    }

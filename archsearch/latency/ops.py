@@ -1,0 +1,500 @@
+"""The time of single ops, learnt from the rows of a Profile: seconds and a relative std. Never touches a device.
+
+A table is a physical base (constant + slopes x work, never negative) times what a Gaussian process says about utilisation.
+
+- CPU rows are measured warm and cold (weights in the last-level cache, or from memory), a table for each: smooth, `Residual`.
+- GPU rows are GEMMs and attention of CUDA graphs or of eager mode. Kernels are chosen from a library by shape and fill the
+  multiprocessors in waves, so their times jump: `Kriging`, with wave counts among the inputs. What no row covers (norms,
+  verification attention, other rank counts) is modelled here, with its source and a wide std beside it.
+
+What was measured is looked up, what was not is interpolated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
+from archsearch.errors import MissingDataError
+from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
+from archsearch.profiles import Measurement, Profile
+from archsearch.workload import DTYPE_BYTES
+
+Array = NDArray[np.float64]
+Answer = tuple[float, float]
+"""seconds, relative std"""
+
+MIN_ROWS: Final = {"gemm": 12, "attention": 6, "elementwise": 6}
+MEASURED_STD: Final = {"gemm": 0.03, "attention": 0.03, "elementwise": 0.05, "all_reduce": 0.05}
+"""Relative std of a row of one time (imported tables) whose profile does not say: two vLLM and TRT-LLM campaigns on the same GPU
+and GEMM lie 2 to 4 % apart (median)."""
+STAND_IN_STD: Final = 0.01  # float16 asked, bfloat16 measured: the same kernels at the same speed
+
+BANDWIDTH_SHARE: Final = 0.8  # of the datasheet's, where nothing was measured
+PEAK_SHARE: Final = 0.5
+ELEMENTWISE_S: Final[dict[str, tuple[float, float, float]]] = {
+    # name: (seconds in a graph, seconds on their own, numbers moved per element)
+    "norm": (3e-6, 6.0e-6, 4.0),  # reads input and residual, writes both; the weights are few
+    "rope": (2e-6, 2.0e-6, 2.0),
+    "act": (3e-6, 4.0e-6, 3.0),  # reads gate and up, writes their product
+    "add": (2e-6, 2.0e-6, 3.0),
+    "embed": (3e-6, 4.5e-6, 2.0),
+    "sample": (5e-6, 1.0e-5, 5.0),  # logits widened to float32, then reduced twice (a guess: nobody published it)
+}
+"""Small kernels that no table holds. In a graph: 3 us + bytes / (0.8 bandwidth) as NVIDIA aiconfigurator 0.12 takes, for rope and
+add the 2 us that Vidur measured. On their own: Vidur's medians on an H100 (Llama-70B at TP 4, 1 to 8 tokens, CUDA events around
+each, so the gap of a launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5 us)."""
+ELEMENTWISE_STD: Final = 0.30
+UNKNOWN_ELEMENTWISE_S: Final = (3e-6, 4.5e-6, 2.0)
+VERIFY_STD: Final = 0.25
+RANKS_STD: Final = 0.25
+LINK_STD: Final = 0.40
+LINK_LATENCY_S: Final = 5e-6
+PCIE_BYTES_PER_S: Final = 16e9  # no link known: PCIe 4 x8
+
+
+# -- CPU: smooth tables ----------------------------------------------------------------------------------------------------------
+
+
+def gemm_inputs(op: Gemm) -> Array:
+    """Where a CPU GEMM lies among the others: log sizes, the token count twice as far apart."""
+    return np.array([2.0 * math.log(op.m), math.log(op.n), math.log(op.k)])
+
+
+def attention_inputs(op: Attention) -> Array:
+    """Where a CPU attention lies among the others: log sizes."""
+    return np.array(
+        [
+            math.log(op.tokens),
+            math.log(op.keys()),
+            math.log(op.q_heads * op.batch),
+            math.log(op.kv_heads * op.batch),
+            math.log(op.head_dim),
+        ]
+    )
+
+
+def _bytes_features(op: Gemm | Attention) -> list[float]:
+    """What the base of an op is linear in: 1, memory traffic (elements), arithmetic."""
+    if isinstance(op, Gemm):
+        return [1.0, float(op.weight_elements()), float(op.m * (op.n + op.k))]
+    return [1.0, float(op.kv_elements()), float(op.batch * op.tokens * op.q_heads * op.keys())]
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """The model of one op kind in one cache state on a CPU."""
+
+    coefficients: Array
+    residual: Residual
+
+    @classmethod
+    def fit(cls, ops: Sequence[Gemm | Attention], times_s: Array) -> OpTable:
+        features = np.array([_bytes_features(op) for op in ops])
+        coefficients = nonnegative_fit(features, times_s)
+        base = features @ coefficients
+        inputs = np.array([gemm_inputs(op) if isinstance(op, Gemm) else attention_inputs(op) for op in ops])
+        return cls(coefficients, Residual.fit(inputs, np.log(times_s / base), bounds=(0.3, 12.0)))
+
+    def predict(self, op: Gemm | Attention) -> Answer:
+        """Seconds and relative std."""
+        base = float(np.dot(self.coefficients, _bytes_features(op)))
+        mean, std = self.residual.predict(gemm_inputs(op) if isinstance(op, Gemm) else attention_inputs(op))
+        return base * math.exp(mean), std
+
+    def predict_all(self, ops: Sequence[Gemm | Attention]) -> tuple[Array, Array]:
+        """Seconds and relative stds."""
+        both = np.array([self.predict(op) for op in ops])
+        return both[:, 0], both[:, 1]
+
+
+# -- GPU: rough tables -----------------------------------------------------------------------------------------------------------
+
+
+def _waves(blocks: Array, multiprocessors: int) -> Array:
+    """Rounds in which `blocks` thread blocks fill the GPU, one per multiprocessor."""
+    return np.ceil(blocks / multiprocessors)
+
+
+def _idle(blocks: Array, multiprocessors: int) -> Array:
+    """log(multiprocessors that the waves hold / blocks there are): 0 when the last wave is full. Cut at 0.7: with less than half
+    a wave libraries split k instead."""
+    return np.minimum(np.log(_waves(blocks, multiprocessors) * multiprocessors / blocks), 0.7)
+
+
+def gpu_gemm_sizes(ops: Sequence[Gemm], multiprocessors: int) -> tuple[Array, Array]:
+    """What the base of a GEMM is linear in, [ops, 7], and where it lies among the others, [ops, 5].
+
+    Base: 1, weights, activations read and written, the length of the sum (k), the weights with n rounded up to whole waves of 64
+    and of 128 wide tiles, arithmetic. Place: log m, n, k and how empty the last of these waves is.
+    """
+    m, n, k = np.array([(op.m, op.n, op.k) for op in ops], dtype=np.float64).T
+    tiles = (np.ceil(n / 64), np.ceil(n / 128))
+    waves = [_waves(count, multiprocessors) * multiprocessors * width * k for count, width in zip(tiles, (64, 128), strict=True)]
+    features = np.stack([np.ones_like(m), n * k, m * (n + k), k, *waves, m * n * k], axis=1)
+    place = np.stack([np.log(m), np.log(n), np.log(k), *(_idle(count, multiprocessors) for count in tiles)], axis=1)
+    return features, place
+
+
+def seen_pairs(op: Attention) -> float:
+    """Pairs of a query and a key it sees, per sequence and head: causal, and no further back than the window."""
+    window = op.window or op.context + op.tokens
+    rising = min(op.tokens, max(0, window - op.context))  # queries that do not see a whole window yet
+    return rising * op.context + rising * (rising + 1) / 2 + (op.tokens - rising) * window
+
+
+def gpu_attention_sizes(ops: Sequence[Attention], multiprocessors: int) -> tuple[Array, Array]:
+    """What the base of an attention is linear in, [ops, 7], and where it lies among the others, [ops, 9].
+
+    Base: 1, the KV cache, arithmetic, queries, keys (one block walks over them), KV heads, and the KV cache with
+    the heads rounded up to whole waves. Place: logs of what the kernel is split over, and how empty the last wave is.
+    """
+    columns = [(op.batch, op.tokens, op.keys(), op.q_heads, op.kv_heads, op.head_dim, seen_pairs(op)) for op in ops]
+    batch, tokens, keys, q_heads, kv_heads, head_dim, pairs = np.array(columns, dtype=np.float64).T
+    heads = batch * kv_heads
+    kv, work, queries = heads * keys * head_dim, batch * q_heads * pairs * head_dim, batch * q_heads * tokens * head_dim
+    waves = _waves(heads, multiprocessors) * multiprocessors * keys * head_dim
+    features = np.stack([np.ones_like(kv), kv, work, queries, keys, heads, waves], axis=1)
+    place = np.stack(
+        [
+            np.log(heads),
+            np.log(batch),
+            np.log(keys),
+            np.log(q_heads / kv_heads),
+            np.log(head_dim),
+            np.log(tokens),
+            np.log(pairs / (tokens * keys)),
+            np.log(kv),
+            _idle(heads, multiprocessors),
+        ],
+        axis=1,
+    )
+    return features, place
+
+
+Sizes = Callable[[Any, int], tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class GpuTable:
+    """The model of one op kind on a GPU."""
+
+    sizes: Sizes
+    multiprocessors: int
+    coefficients: Array
+    residual: Kriging
+
+    @classmethod
+    def fit(
+        cls, ops: Sequence[Any], times_s: Array, *, sizes: Sizes, multiprocessors: int, like: GpuTable | None = None
+    ) -> GpuTable:
+        """Learn from `ops` and their times; with `like` the hyper-parameters of that table are kept (much quicker)."""
+        features, place = sizes(ops, multiprocessors)
+        coefficients = nonnegative_fit(features, times_s)
+        log_ratio = np.log(times_s / (features @ coefficients))
+        residual = Kriging.fit(place, log_ratio, like=None if like is None else like.residual)
+        return cls(sizes, multiprocessors, coefficients, residual)
+
+    def predict_all(self, ops: Sequence[Any]) -> tuple[Array, Array]:
+        """Seconds and relative stds, each [ops]."""
+        features, place = self.sizes(ops, self.multiprocessors)
+        mean, std = self.residual.predict(place)
+        return features @ self.coefficients * np.exp(mean), std
+
+    @property
+    def row_std(self) -> float:
+        """How far a row lies from what its neighbours agree on: the error of one row, as the table itself sees it."""
+        return self.residual.calibration * math.sqrt(self.residual.noise)
+
+    def predict(self, op: Op) -> Answer:
+        """Seconds and relative std."""
+        seconds, stds = self.predict_all([op])
+        return float(seconds[0]), float(stds[0])
+
+
+# -- all ops of a profile --------------------------------------------------------------------------------------------------------
+
+
+def steady(rows: list[Measurement]) -> list[Measurement]:
+    """The rows that nothing disturbed; all of them where too few would be left."""
+    kept = [row for row in rows if not row.grossly_noisy]
+    return kept if len(kept) >= 0.6 * len(rows) else rows
+
+
+def op_of(row: Measurement) -> Any:
+    """The op that a row of a single op measured."""
+    sizes = row.sizes()
+    return {"gemm": Gemm, "attention": Attention, "elementwise": Elementwise, "all_reduce": AllReduce}[row.kind](**sizes)
+
+
+def _regime(op: Gemm | Attention) -> str:
+    """Which table of a GPU prices the op: attention of one token, of some against a cache and of a whole prompt are different."""
+    if isinstance(op, Gemm):
+        return "gemm"
+    if not op.context:
+        return "prefill"
+    return "decode" if op.tokens == 1 else "verify"
+
+
+class OpModel:
+    """All ops of one (dtype, mode): seconds per call, with the weights cold (from memory) or warm (in the last-level cache).
+
+    GPU tables seldom hold both states. A row that was measured in one state then answers for the other too; where both were
+    measured, warm is told from cold by their ratio. `prepare` and `uncertainty` price many ops at once (0.1 ms each on a GPU
+    table, most of it saved on the second ask); asking one by one takes about ten times as long.
+
+    `notes` says in words what was not taken from rows of this dtype and mode. `with_rows` refits quickly.
+    Raises: MissingDataError where GEMM, decode attention or (on a CPU) elementwise rows are too few.
+    """
+
+    def __init__(self, profile: Profile, dtype: str, mode: str, *, like: OpModel | None = None) -> None:
+        self.profile, self.dtype, self.mode = profile, dtype, mode
+        self.notes: list[str] = []
+        self._device = profile.device
+        self._gpu = self._device.get("kind") == "gpu"
+        self._row_std: dict[str, float] = (
+            dict(getattr(profile, "provenance", {}).get("row_relative_std", {})) if self._gpu else {}
+        )
+        self._rows_dtype, self._extra_std = self._dtype_of_rows(), 0.0
+        if self._rows_dtype != dtype:
+            self._extra_std = STAND_IN_STD
+            self.notes.append(f"{dtype} is answered from {self._rows_dtype} rows: the same kernels and speed")
+        self._tables: dict[tuple[str, str], OpTable | GpuTable] = {}
+        self._measured: dict[tuple[Op, bool], Answer] = {}
+        self._seen: dict[tuple[Op, bool], Answer] = {}
+        for kind in ("gemm", "attention"):
+            self._fit_tables(kind, like)
+        self._elementwise = self._fit_elementwise()
+        self._reduced = self._all_reduce_rows()
+        self._require()
+
+    def with_rows(self, rows: Iterable[Measurement]) -> OpModel:
+        """A model of the profile and these rows too; GPU hyper-parameters are kept, so it takes a fraction of the first fit."""
+        grown = Profile(self.profile.device, self.profile.stack, self.profile.probe_reference_s)
+        for name in ("origin", "provenance"):
+            if hasattr(self.profile, name):
+                setattr(grown, name, getattr(self.profile, name))
+        grown.add([*self.profile.rows.values(), *rows])
+        return OpModel(grown, self.dtype, self.mode, like=self)
+
+    # -- fitting ---------------------------------------------------------------------------------------------------------------
+
+    def _dtype_of_rows(self) -> str:
+        """float16 stands in for bfloat16 and the other way round on GPUs; nothing stands in for another width."""
+        pair = {"float16": "bfloat16", "bfloat16": "float16"}.get(self.dtype)
+        if not self._gpu or pair is None or self.profile.select("gemm", self.dtype, self.mode):
+            return self.dtype
+        return pair if self.profile.select("gemm", pair, self.mode) else self.dtype
+
+    def _rows(self, kind: str, cache: str | None = None) -> list[Measurement]:
+        return steady(self.profile.select(kind, self._rows_dtype, self.mode, cache))
+
+    def _std_of(self, row: Measurement) -> float:
+        """How far a repeat of the row would lie from it."""
+        if len(row.times_s) > 1 or not self._gpu:
+            return max(row.relative_std, 0.01)
+        return float(self._row_std.get(row.kind, MEASURED_STD[row.kind]))
+
+    def _fit_tables(self, kind: str, like: OpModel | None) -> None:
+        warm, cold = ({op_of(row): row for row in self._rows(kind, cache)} for cache in ("warm", "cold"))
+        if self._gpu or not cold:  # what was measured in one state only answers for both
+            both = warm.keys() & cold.keys()
+            cold = warm | cold
+            warm = warm if len(both) >= MIN_ROWS[kind] else {}
+        for cache, rows in (("cold", cold), ("warm", warm)):
+            regimes: dict[str, list[Any]] = {}
+            for op in rows:
+                regimes.setdefault(_regime(op) if self._gpu else kind, []).append(op)
+            for regime, ops in regimes.items():
+                table = None
+                if len(ops) >= MIN_ROWS[kind]:
+                    known = like._tables.get((regime, cache)) if like else None
+                    table = self._fit_table(ops, np.array([rows[op].median_s for op in ops]), known)
+                    self._tables[regime, cache] = table
+                for op in ops:
+                    std = self._std_of(rows[op])
+                    if isinstance(table, GpuTable):  # frameworks disagree by more than a row is off
+                        std = max(0.01, min(std, table.row_std))
+                    self._measured[op, cache == "cold"] = (rows[op].median_s, std + self._extra_std)
+
+    def _fit_table(self, ops: list[Any], times_s: Array, known: OpTable | GpuTable | None) -> OpTable | GpuTable:
+        if not self._gpu:
+            return OpTable.fit(ops, times_s)
+        return GpuTable.fit(
+            ops,
+            times_s,
+            sizes=gpu_gemm_sizes if isinstance(ops[0], Gemm) else gpu_attention_sizes,
+            multiprocessors=self._device.get("multiprocessors") or 128,
+            like=known if isinstance(known, GpuTable) else None,
+        )
+
+    def _fit_elementwise(self) -> dict[str, Answer]:
+        """Constant and slope in elements, by name."""
+        names: dict[str, list[Measurement]] = {}
+        for row in self.profile.select("elementwise", self._rows_dtype, self.mode):
+            names.setdefault(row.sizes()["name"], []).append(row)
+        found = {}
+        for name, rows in names.items():
+            features = np.array([[1.0, float(row.sizes()["elements"])] for row in rows])
+            constant, slope = nonnegative_fit(features, np.array([row.median_s for row in rows]))
+            found[name] = (float(constant), float(slope))
+        return found
+
+    def _all_reduce_rows(self) -> dict[int, tuple[Array, Array]]:
+        """log elements and log seconds in rising order, by rank count."""
+        rows: dict[int, list[tuple[float, float]]] = {}
+        for row in self._rows("all_reduce"):
+            sizes = row.sizes()
+            rows.setdefault(sizes["ranks"], []).append((math.log(sizes["elements"]), math.log(row.median_s)))
+        columns = {ranks: np.array(sorted(points)).T for ranks, points in rows.items()}
+        return {ranks: (points[0], points[1]) for ranks, points in columns.items()}
+
+    def _require(self) -> None:
+        needed = ("gemm", "decode") if self._gpu else ("gemm", "attention")
+        missing = [("attention" if name == "decode" else name) for name in needed if (name, "cold") not in self._tables]
+        if not self._elementwise and not self._gpu:
+            missing.append("elementwise")
+        if not missing:
+            return
+        mend = (
+            "import tables that hold them or measure with archsearch profile"
+            if self._gpu
+            else "run archsearch profile longer (--budget 5m)"
+        )
+        raise MissingDataError(
+            f"the profile has too few {', '.join(missing)} rows for {self.dtype} in {self.mode} mode; {mend} or pass "
+            "another --dtype"
+        )
+
+    # -- answers ---------------------------------------------------------------------------------------------------------------
+
+    def op_s(self, op: Op, cold: bool) -> Answer:
+        """Seconds and relative std of one op."""
+        found = self._seen.get((op, cold))
+        if found is None:
+            self.prepare([op], cold)
+            found = self._seen[op, cold]
+        return found
+
+    def prepare(self, ops: Iterable[Op], cold: bool) -> None:
+        """Price many ops at once; `op_s` then answers from memory."""
+        wanted = [op for op in dict.fromkeys(ops) if (op, cold) not in self._seen]
+        tables: list[Gemm | Attention] = []
+        for op in wanted:
+            known = self._measured.get((op, cold)) or (self._measured.get((op, not cold)) if self._one_state(op) else None)
+            if isinstance(op, Elementwise):
+                self._seen[op, cold] = known or self._elementwise_s(op)
+            elif isinstance(op, AllReduce):
+                self._seen[op, cold] = self._all_reduce_s(op)
+            elif known:
+                self._seen[op, cold] = known
+            else:
+                tables.append(op)
+        if self._gpu:
+            for regime in ("gemm", "decode", "verify", "prefill"):
+                group = [op for op in tables if _regime(op) == regime]
+                if group:
+                    self._seen.update(zip(((op, cold) for op in group), self._gpu_s(regime, group, cold), strict=True))
+        else:
+            for op in tables:
+                self._seen[op, cold] = self._cpu_s(op, cold)
+
+    def uncertainty(self, ops: Sequence[Op], cold: bool = True) -> Array:
+        """Relative std of each op, [ops]: where it is large a measurement tells most."""
+        self.prepare(ops, cold)
+        return np.array([self._seen[op, cold][1] for op in ops])
+
+    def source(self, op: Op, cold: bool = True) -> str:
+        """`measured` where the op itself (or, for elementwise and all-reduce, ops of its kind) has rows, else `modelled`."""
+        if isinstance(op, Elementwise):
+            return "measured" if op.name in self._elementwise else "modelled"
+        if isinstance(op, AllReduce):
+            return "measured" if op.ranks in self._reduced else "modelled"
+        return "measured" if (op, cold) in self._measured else "modelled"
+
+    def _one_state(self, op: Op) -> bool:
+        """Whether rows of this kind of op tell nothing about warm against cold."""
+        return self._gpu and isinstance(op, (Gemm, Attention)) and (_regime(op), "warm") not in self._tables
+
+    def _cpu_s(self, op: Gemm | Attention, cold: bool) -> Answer:
+        table = self._tables[op.kind, "cold"]
+        seconds, std = self._measured.get((op, True)) or table.predict(op)
+        warm = self._tables.get((op.kind, "warm"))
+        if not cold and warm is not None:
+            other, other_std = warm.predict(op)
+            if isinstance(op, Gemm) and op.m > 2:  # warm rows exist for one or two tokens only: keep their ratio to cold
+                small = Gemm(1, op.n, op.k)
+                ratio = warm.predict(small)[0] / table.predict(small)[0]
+                other, other_std = seconds * min(1.0, ratio), math.hypot(std, other_std)
+            if other < seconds:
+                return other, other_std
+        return seconds, std
+
+    def _gpu_s(self, regime: str, ops: Sequence[Any], cold: bool) -> list[Answer]:
+        """Seconds and stds of ops of one regime that were not measured."""
+        table = self._tables.get((regime, "cold"))
+        if table is None:
+            return [self._attention_s(op, cold) for op in ops]
+        seconds, stds = table.predict_all(ops)
+        warm = self._tables.get((regime, "warm"))
+        if not cold and warm is not None:
+            warm_s, warm_stds = warm.predict_all(ops)
+            quicker = warm_s < seconds
+            seconds, stds = np.where(quicker, warm_s, seconds), np.where(quicker, warm_stds, stds)
+        return [(float(s), float(std) + self._extra_std) for s, std in zip(seconds, stds, strict=True)]
+
+    def _attention_s(self, op: Attention, cold: bool) -> Answer:
+        """Attention of several tokens of which there are no rows: as flash decoding runs it, or bound by arithmetic.
+
+        Flash decoding packs all queries that share a KV head into one block, so `tokens` of them cost about one token of a model
+        with `tokens` times the query heads: the cache is read once, not `tokens` times. With many tokens arithmetic decides: the
+        speed at which the prefill rows compute the same keys (PEAK_SHARE of the datasheet's without such rows), for the share of
+        query-key pairs under the causal mask.
+        """
+        keys = op.keys()
+        one = Attention(op.batch, 1, max(1, keys - 1), op.q_heads * op.tokens, op.kv_heads, op.head_dim)
+        packed, std = self.op_s(one, cold)
+        pairs = seen_pairs(op)
+        if ("prefill", "cold") in self._tables and op.context:
+            whole, whole_std = self.op_s(Attention(op.batch, keys, 0, op.q_heads, op.kv_heads, op.head_dim), cold)
+            computed, computed_std = whole * pairs / (keys * (keys + 1) / 2), math.hypot(whole_std, VERIFY_STD)
+        else:
+            flops = 4.0 * op.batch * pairs * op.q_heads * op.head_dim
+            peak = (self._device.get("flops_per_s") or {}).get(self.dtype)
+            computed, computed_std = (flops / (PEAK_SHARE * peak) if peak else 0.0), VERIFY_STD
+        if computed > packed:
+            return computed, computed_std
+        return packed, math.hypot(std, VERIFY_STD)
+
+    def _elementwise_s(self, op: Elementwise) -> Answer:
+        """From rows of the same name; on a GPU without them from ELEMENTWISE_S."""
+        if op.name in self._elementwise or not self._gpu:
+            constant, slope = self._elementwise.get(op.name, (0.0, 0.0))
+            return constant + slope * op.elements, 0.15
+        in_graph, alone, moved = ELEMENTWISE_S.get(op.name, UNKNOWN_ELEMENTWISE_S)
+        bandwidth = BANDWIDTH_SHARE * float(self._device["bandwidth_bytes_per_s"])
+        seconds = (in_graph if self.mode == "graph" else alone) + moved * op.elements * DTYPE_BYTES[self.dtype] / bandwidth
+        return seconds, ELEMENTWISE_STD
+
+    def _all_reduce_s(self, op: AllReduce) -> Answer:
+        """From rows, straight lines between them in log elements; other rank counts by the bytes a ring moves, 2 (r - 1) / r."""
+        if not self._gpu:
+            raise MissingDataError("the profile has no all_reduce rows: tensor parallelism needs a GPU profile")
+        width = DTYPE_BYTES[self.dtype]
+        if not self._reduced:
+            link = float(self._device.get("link_bytes_per_s") or PCIE_BYTES_PER_S)
+            return 2 * (op.ranks - 1) / op.ranks * op.elements * width / link + LINK_LATENCY_S, LINK_STD
+        ranks = min(self._reduced, key=lambda known: (abs(math.log(known / op.ranks)), known))
+        sizes, times = self._reduced[ranks]
+        asked = math.log(op.elements)
+        seconds = math.exp(float(np.interp(asked, sizes, times)) + max(0.0, asked - float(sizes[-1])))
+        std = float(self._row_std.get("all_reduce", MEASURED_STD["all_reduce"])) + self._extra_std
+        if ranks == op.ranks:
+            return seconds, std
+        return seconds * ((op.ranks - 1) / op.ranks) / ((ranks - 1) / ranks), math.hypot(std, RANKS_STD)
