@@ -10,12 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from archsearch import speedup
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+
+# Which text acceptance is for. `narrow`: one kind of task, the draft distilled on it; `mixed`: chat, code and documents together.
+DOMAINS: Final = ("chat", "code", "math", "qa", "summarisation", "translation", "completion", "mixed", "narrow")
+# Kinds of drafters, as the columns of published.csv explain them.
+DRAFTERS: Final = ("independent", "kv", "eagle1", "eagle3", "mtp", "block", "medusa", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,11 @@ class VocabularyCoverage:
 class AcceptanceContext:
     """What acceptance depends on besides the draft's shape.
 
-    `domain`: which text (a key of the prior's intercepts); `coverage`: known for the user's own text, None otherwise; `target`:
-    caps what size can bring (a draft does not agree more with a target by outgrowing it).
+    `domain`: which text (one of DOMAINS); `coverage`: known for the user's own text, None otherwise; `target`: what the
+    draft's size is relative to, and caps what size can bring (a draft does not agree more with a target by outgrowing it).
+    `trained_tokens`: tokens of the target's text that the draft has been or will be distilled on, repeats included; None: what
+    is usual for the target's size (`prior.usual_tokens`). `drafter`: `independent` (sees tokens only: what a search makes) or
+    another of DRAFTERS, which see the target's hidden states.
     """
 
     target: Architecture | None = None
@@ -70,6 +78,8 @@ class AcceptanceContext:
     context_len: int = 512
     domain: str = "narrow"
     coverage: VocabularyCoverage | None = None
+    trained_tokens: float | None = None
+    drafter: str = "independent"
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Trace:
                 return cls(agreements, tuple(categories), tuple(ids), ended, chances, overlaps, temperature, top_p)
         except FileNotFoundError:
             raise MissingDataError(f"agreement trace not found: {path}") from None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise ArchsearchError(f"{path} is not an agreement trace ({error}); measure the draft again") from error
 
 

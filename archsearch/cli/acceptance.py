@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from archsearch.acceptance.estimator import DOMAINS
 from archsearch.cli.app import main
 from archsearch.cli.options import dtype_choice, json_option
 from archsearch.cli.output import emit, plus_minus, table
@@ -28,7 +29,7 @@ from archsearch.cli.output import emit, plus_minus, table
 @click.option("--dtype", default="float32", show_default=True, metavar="D", callback=dtype_choice, help="Of target and draft.")
 @click.option("--explain", is_flag=True, help="Also what the prior thinks of this shape, term by term. Needs no weights.")
 @click.option(
-    "--domain", default="narrow", show_default=True, metavar="NAME", help="Which text this is, for the prior: chat, code, ..."
+    "--domain", type=click.Choice(DOMAINS), default="narrow", show_default=True, help="Which text this is, for the prior."
 )
 @click.option("--gpu", metavar="NAME", help="Also the modelled speed-up at each gamma on this device.")
 @click.option("--profile", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A profile, instead of --gpu.")

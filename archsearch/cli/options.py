@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from archsearch.acceptance.estimator import DOMAINS
+
 
 def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
     """`90`, `90s`, `10m`, `1.5h` -> seconds."""
@@ -103,10 +105,10 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--domain",
-            type=click.Choice(["narrow", "mixed"]),
+            type=click.Choice(DOMAINS),
             default="narrow",
             show_default=True,
-            help="Which text the prior is for: one kind of task, or chat, code and documents together.",
+            help="Which text the prior is for; narrow: one kind of task, mixed: chat, code and documents together.",
         ),
         click.option("--engine", default="transformers", show_default=True, metavar="E", callback=engine_choice),
     ]

@@ -182,13 +182,13 @@ def rung_lines(result: dict[str, Any]) -> list[str]:
 
     rows = []
     for row in result["rungs"]:
-        name = f"{row['rung']} {row['what']}" + (f", round {row['round']}" if row["rung"] == 1 else "")
+        name = f"rung {row['rung']}, {row['what']}" + (f", round {row['round']}" if row["rung"] == 1 else "")
         tokens = f"{row['tokens'] / 1000:.0f}k" if row["tokens"] else ""
         dropped = ", ".join(item["label"] for item in row["dropped"][:2])
         more = f" and {len(row['dropped']) - 2} more" if len(row["dropped"]) > 2 else ""
-        best = f"{row['best']}  {plus_minus(row['score'])}"
-        rows.append((name, f"{row['candidates']}", tokens, human_time(row["seconds"]), best, f" {dropped}{more}"))
-    lines = [table(rows, ("rung", "shapes", "tokens", "time", "best, speed-up", " dropped"))]
+        score, shapes = plus_minus(row["score"]), f"{row['candidates']}"
+        rows.append((name, shapes, tokens, human_time(row["seconds"]), score, f" {row['best']}", f" {dropped}{more}"))
+    lines = [table(rows, ("rung", "shapes", "tokens", "time", "speed-up", " best", " dropped"))]
     spent = human_time(result["seconds"])
     lines.append(f"{spent} of {human_time(result['plan']['budget_s'])}: " + ", ".join(
         f"{name} {human_time(seconds)}" for name, seconds in result["steps"].items()))  # fmt: skip

@@ -13,7 +13,12 @@ from archsearch.estimate import Estimate
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
 SHAPES = [TARGET.replace(num_hidden_layers=n, draft_vocab_size=v) for n in (1, 2, 6) for v in (None, 8192)]
-CONTEXTS = [AcceptanceContext(), AcceptanceContext(TARGET, 1.0, 2048, "mixed"), AcceptanceContext(TARGET, domain="narrow")]
+CONTEXTS = [
+    AcceptanceContext(),
+    AcceptanceContext(TARGET, 1.0, 2048, "mixed"),
+    AcceptanceContext(TARGET, domain="narrow"),
+    AcceptanceContext(TARGET, domain="code", trained_tokens=1e6),
+]
 OBSERVED = [AcceptanceObservation(SHAPES[0], Estimate(0.4, 0.02, "measured"), CONTEXTS[2])]
 
 

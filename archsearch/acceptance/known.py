@@ -1,0 +1,212 @@
+"""What was measured for this target before: drafts of earlier runs, and alpha files of drafts that exist.
+
+A run folder keeps its finalists (training.json, trace.npz) and what an engine confirmed (best/<rank>/confirmed.json beside
+score.json). Each becomes an AcceptanceObservation in the context it was measured in, for `PriorAcceptance.fit`: one of them moves
+the intercept almost wholly. The training tokens go along, so that two minutes of training do not speak for ten hours.
+
+Folders that are broken, unfinished or of another target are passed over: a search must not fail on what another one left.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceObservation, VocabularyCoverage
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.files import read_json
+from archsearch.targets import resolve_target
+
+# What other text under the same domain's name may differ by, logit: a study's domains spread by this much (published_fit.json).
+OTHER_TEXT_STD: Final = 0.22
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDraft:
+    """An observation and where it lies; `prompts`: the text it was measured on, as the run was asked (None: the shipped one)."""
+
+    observation: AcceptanceObservation
+    path: Path
+    prompts: str | None
+
+
+def known_observations(
+    target: str | Architecture,
+    roots: Iterable[Path] = (Path("runs"),),
+    *,
+    files: Iterable[Path] = (),
+    prompts: str | None = None,
+    exclude: Path | None = None,
+) -> list[AcceptanceObservation]:
+    """What runs under `roots` and the alpha `files` measured of drafts for `target` (its name, or its shape).
+
+    `prompts`: the text of the search that asks; what was measured on other text counts with OTHER_TEXT_STD more doubt.
+    `exclude`: a run folder to leave out (the one that is asking). Raises ArchsearchError for a file of `files` that cannot be
+    read or is of another target; never for what lies in a run folder.
+    """
+    found = []
+    for known in known_drafts(target, roots, exclude=exclude):
+        observation = known.observation
+        found.append(observation if known.prompts == prompts else _doubted(observation))
+    return [*found, *(read_alpha_file(path, target) for path in files)]
+
+
+def known_drafts(
+    target: str | Architecture, roots: Iterable[Path] = (Path("runs"),), *, exclude: Path | None = None
+) -> list[KnownDraft]:
+    """Every draft for `target` in the run folders under `roots`; a draft both replayed and confirmed once."""
+    found: list[KnownDraft] = []
+    left_out = exclude.resolve() if exclude else None
+    for root in roots:
+        for run_file in sorted(root.glob("*/run.yaml")):
+            run = run_file.parent
+            if run.resolve() == left_out:
+                continue
+            arguments = _arguments(run_file)
+            shape = _target_of(arguments, target)
+            if shape is not None:
+                found.extend(_drafts_of(run, arguments, shape))
+    return found
+
+
+def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObservation:
+    """A draft's measured alpha: JSON with `architecture`, `alpha` {value, std} and, where known, `target`, `domain`,
+    `temperature`, `trained_tokens`, as `archsearch acceptance --json` writes it."""
+    data = read_json(path, "measured acceptance")
+    try:
+        arch = Architecture.from_dict(dict(data["architecture"]))
+        alpha = Estimate(float(data["alpha"]["value"]), float(data["alpha"]["std"]), "measured")
+        other = data.get("target")
+        shape = _same_target(str(other), target) if other is not None else _shape(target)
+        context = AcceptanceContext(
+            shape,
+            float(data.get("temperature") or 0.0),
+            domain=str(data.get("domain") or "narrow"),
+            trained_tokens=None if data.get("trained_tokens") is None else float(data["trained_tokens"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, ArchsearchError) as error:
+        raise ArchsearchError(
+            f"{path} is no measured acceptance of a draft ({error}); write one with: archsearch acceptance --json"
+        ) from error
+    if other is not None and shape is None:
+        raise ArchsearchError(f"{path} was measured for target {other!r}, not for this one; leave it out")
+    return AcceptanceObservation(arch, alpha, context)
+
+
+def _doubted(observation: AcceptanceObservation) -> AcceptanceObservation:
+    alpha = observation.alpha
+    extra = OTHER_TEXT_STD * alpha.value * (1.0 - alpha.value)
+    return replace(observation, alpha=Estimate(alpha.value, (alpha.std**2 + extra**2) ** 0.5, alpha.source))
+
+
+# --- targets ---------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _shape(target: str | Architecture) -> Architecture | None:
+    """The target's shape; None for a name that is not on this machine (nothing is asked of the network)."""
+    if isinstance(target, Architecture):
+        return target
+    if "/" in target and not Path(target).expanduser().is_dir():
+        return None
+    try:
+        return resolve_target(target).architecture
+    except ArchsearchError:
+        return None
+
+
+def _same_target(name: str, target: str | Architecture) -> Architecture | None:
+    """The shape behind `name` where it is `target`: by name, folder or shape. None where it is another or cannot be told."""
+    wanted, shape = _shape(target), _shape(name)
+    if isinstance(target, str) and name == target:
+        return wanted
+    return shape if shape is not None and shape == wanted else None
+
+
+def _arguments(run_file: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        info = yaml.safe_load(run_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    arguments = info.get("arguments") if isinstance(info, dict) else None
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _target_of(arguments: Mapping[str, Any], target: str | Architecture) -> Architecture | None:
+    name = arguments.get("target")
+    return _same_target(name, target) if isinstance(name, str) else None
+
+
+# --- drafts of one run -----------------------------------------------------------------------------------------------------
+
+
+def _drafts_of(run: Path, arguments: Mapping[str, Any], target: Architecture) -> list[KnownDraft]:
+    asked = arguments.get("prompts")
+    prompts = asked if isinstance(asked, str) else None
+    found: dict[Architecture, KnownDraft] = {}
+    for read, pattern in ((_finalist, "finalists/*/training.json"), (_confirmed, "best/[0-9]*/confirmed.json")):
+        for path in sorted(run.glob(pattern)):
+            try:
+                observation = read(path.parent, arguments, target)
+            except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError):
+                continue  # half a folder, or a file of another version: what it says is lost, the search goes on
+            if observation is not None:
+                found.setdefault(observation.architecture, KnownDraft(observation, path.parent, prompts))
+    return list(found.values())
+
+
+def _context(
+    arguments: Mapping[str, Any], target: Architecture, training: Mapping[str, Any], arch: Architecture
+) -> AcceptanceContext:
+    share = training.get("vocabulary_coverage")
+    coverage = None
+    if arch.trimmed and share is not None:
+        coverage = VocabularyCoverage(((arch.head_rows, min(float(share), 1.0)), (arch.vocab_size, 1.0)))
+    tokens = training.get("tokens")
+    return AcceptanceContext(
+        target,
+        context_len=int(arguments.get("context") or 512),
+        domain=str(arguments.get("domain") or "narrow"),
+        coverage=coverage,
+        trained_tokens=float(tokens) if tokens else None,
+    )
+
+
+def _finalist(folder: Path, arguments: Mapping[str, Any], target: Architecture) -> AcceptanceObservation:
+    """alpha of a trained finalist: greedy agreement on the held-out text (temperature 0)."""
+    from archsearch.acceptance.measured import Trace, alpha
+
+    training = read_json(folder / "training.json", "training record")
+    arch = Architecture.from_dict(training["architecture"])
+    trace = folder / "trace.npz"
+    if not zipfile.is_zipfile(trace):  # numpy leaks the open file of half an archive
+        raise ArchsearchError(f"{trace} is missing or broken; measure the draft again")
+    return AcceptanceObservation(arch, alpha(Trace.load(trace)), _context(arguments, target, training, arch))
+
+
+def _confirmed(folder: Path, arguments: Mapping[str, Any], target: Architecture) -> AcceptanceObservation:
+    """alpha that the engine counted, at the run's temperature."""
+    confirmed = read_json(folder / "confirmed.json", "confirmation")
+    arch = Architecture.from_dict(read_json(folder / "score.json", "score")["architecture"])
+    record = folder / "training.json"
+    training = read_json(record, "training record") if record.is_file() else {}
+    alpha = Estimate(float(confirmed["alpha"]["value"]), float(confirmed["alpha"]["std"]), "measured")
+    context = replace(_context(arguments, target, training, arch), temperature=float(arguments.get("temperature") or 0.0))
+    return AcceptanceObservation(arch, alpha, context)
+
+
+def summary(observations: Sequence[AcceptanceObservation]) -> str:
+    """One line for people: how many drafts, and their alphas."""
+    if not observations:
+        return "nothing was measured for this target before"
+    values = ", ".join(f"{o.architecture.label()} {o.alpha.value:.2f}" for o in observations[:3])
+    more = f" and {len(observations) - 3} more" if len(observations) > 3 else ""
+    return f"{len(observations)} drafts measured for this target before: {values}{more}"

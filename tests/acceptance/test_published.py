@@ -1,0 +1,196 @@
+"""The table of published measurements, the regression over it, and drift along the block."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from archsearch.acceptance import published
+from archsearch.acceptance.prior import COEFFICIENTS, DRAFTERS, PUBLISHED_FILE, Term, inputs_hash, load_fit
+from archsearch.acceptance.published import (
+    EFFECTS,
+    NAMES,
+    OWN_STUDY,
+    Design,
+    Drifts,
+    Spread,
+    Sweep,
+    best_spread,
+    design,
+    fit_all,
+    fit_levels,
+    level_alpha,
+    load_published,
+    sweep_errors,
+    sweeps,
+)
+from archsearch.errors import ArchsearchError
+from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return load_published()
+
+
+def test_every_row_has_its_source(rows) -> None:
+    assert len(rows) > 700 and len({row.id for row in rows}) == len(rows)
+    for row in rows:
+        assert row.source_title and row.source_ref and row.conversion and row.metric, row.id
+        assert row.draft and row.target and row.family in DRAFTERS
+        assert 0 < row.alpha < 1
+    levels = [row for row in rows if row.level]
+    assert len(levels) > 450 and len({row.study for row in levels}) > 18
+    assert sum(row.family == "independent" for row in levels) > 40
+    assert all(row.domain for row in levels)
+
+
+def test_conversions_are_those_of_the_definition(rows) -> None:
+    """alpha of a row whose tau was inverted gives that tau back."""
+    checked = 0
+    for row in rows:
+        if row.tau and row.gamma and "inverted" in row.conversion and "tree" not in row.conversion:
+            assert tau(row.alpha, row.gamma) == pytest.approx(row.tau, rel=2e-3), row.id
+            checked += 1
+    assert checked > 500
+
+
+@pytest.mark.parametrize(
+    ("id", "alpha", "training", "study"),
+    [
+        ("obs0001", 0.75, "shared", "arXiv:2211.17192"),  # Leviathan et al., table 3: T5-small, English to German, greedy
+        ("obs0051", 0.76, "target", "arXiv:2310.07177"),  # Online Speculative Decoding: llama-160m distilled, Spider
+        ("nemo-1.7b-t1-4", alpha_from_tau(1 + 4 * 0.5587, 4), "shared", "NVIDIA-NeMo/RL#2059"),
+    ],
+)
+def test_known_rows(rows, id, alpha, training, study) -> None:
+    row = next(row for row in rows if row.id == id)
+    assert row.alpha == pytest.approx(alpha, abs=1e-4) and row.training == training and row.study == study
+
+
+def test_a_broken_row_is_named(tmp_path) -> None:
+    lines = PUBLISHED_FILE.read_text().splitlines(keepends=True)
+    body = [line for line in lines if not line.startswith("#")]
+    path = tmp_path / "table.csv"
+    path.write_text("".join([body[0], body[1].replace(",0.75,", ",seven,")]))
+    with pytest.raises(ArchsearchError, match="obs0001.*head of the file"):
+        load_published(path)
+
+
+def test_feature_drafters_are_brought_to_one_gamma(rows) -> None:
+    drifts = {"feature": Term(-0.15, 0.1), "block": Term(-0.05, 0.1), "greedy": Term(0, 0.1), "sampled": Term(0, 0.1)}
+    positions = drifting_positions(0.8, -0.15, 7)
+    row = next(row for row in rows if row.family == "eagle3" and row.gamma == 7 and row.temperature == 0.0 and not row.positions)
+    at = {g: tau_from_positions(positions[:g]) for g in (3, 5, 7)}
+    found = [level_alpha(replace(row, gamma=g, tau=t, alpha=alpha_from_tau(t, g)), drifts) for g, t in at.items()]
+    assert found == pytest.approx([found[1]] * 3, abs=1e-6)
+    alone = replace(row, family="independent", alpha=0.6)
+    assert level_alpha(alone, drifts) == 0.6
+
+
+def test_the_stored_fit_is_that_of_the_table() -> None:
+    """published_fit.json, made again from published.csv and anchors.yaml."""
+    stored = load_fit()
+    assert stored.inputs == inputs_hash(), "the table changed: python -m archsearch.acceptance.published"
+    again = fit_all(Spread(**stored.spread))
+    assert again.mean == pytest.approx(stored.mean, abs=5e-3)
+    assert np.sqrt(np.diag(again.covariance)) == pytest.approx(np.sqrt(np.diag(stored.covariance)), abs=5e-3)
+    assert {k: v.mean for k, v in again.drift.items()} == pytest.approx({k: v.mean for k, v in stored.drift.items()}, abs=1e-3)
+
+
+def made_up(slope: float, seed: int = 0, studies: int = 12) -> Design:
+    """Studies with random levels whose drafts differ in size by `slope` per decade."""
+    rng = np.random.default_rng(seed)
+    x, y, study, draft = [], [], [], []
+    for s in range(studies):
+        level = 0.5 + 0.5 * rng.standard_normal()
+        for d in range(5):
+            terms = np.zeros(len(NAMES))
+            terms[NAMES.index("intercept")] = terms[NAMES.index("domain chat")] = 1.0
+            terms[NAMES.index("size")] = size = rng.uniform(-1.5, 1.5)
+            x.append(terms)
+            y.append(level + slope * size + 0.05 * rng.standard_normal())
+            study.append(f"s{s}")
+            draft.append(f"s{s}d{d}")
+    labels = tuple(study)
+    groups = {"study": labels, "lot": labels, "domain": labels, "text": labels, "draft": tuple(draft)}
+    return Design(np.array(x), np.array(y), np.full(len(y), 0.03), groups, ("chat",) * len(y), labels, labels)
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.6])
+def test_the_regression_finds_a_planted_slope_and_the_spread_of_studies(slope: float) -> None:
+    rows = made_up(slope)
+    spread = best_spread(rows)
+    levels = fit_levels(rows, spread)
+    index = NAMES.index("size")
+    std = math.sqrt(levels.covariance[index, index])
+    assert abs(levels.mean[index] - slope) < 2 * std and std < 0.05
+    assert 0.3 < math.hypot(spread.study, spread.lot, spread.domain, spread.text) < 0.8  # nothing tells these four apart here
+    assert math.hypot(spread.residual, spread.draft) < 0.15
+    # a term that no row varies keeps its prior
+    window = NAMES.index("cut_by_window")
+    assert levels.mean[window] == pytest.approx(-0.04) and levels.covariance[window, window] == pytest.approx(0.04**2)
+
+
+def test_the_posterior_is_that_of_generalised_least_squares() -> None:
+    """Ridge on scaled columns against the textbook formula with the full covariance of the random effects."""
+    rows, spread = made_up(0.3, seed=1, studies=4), Spread(0.5, 0.2, 0.1, 0.3, 0.15, 0.1)
+    levels = fit_levels(rows, spread)
+    terms = [published.prior_of(name) for name in NAMES]
+    prior_mean, prior_cov = np.array([t.mean for t in terms]), np.diag([t.std**2 for t in terms])
+
+    def same(labels):
+        return np.equal.outer(np.array(labels), np.array(labels)).astype(float)
+
+    noise = sum(spread.effect(name) ** 2 * same(rows.groups[name]) for name in EFFECTS)
+    noise += np.diag(spread.residual**2 + rows.noise**2)
+    gain = prior_cov @ rows.x.T @ np.linalg.inv(rows.x @ prior_cov @ rows.x.T + noise)
+    assert levels.mean == pytest.approx(prior_mean + gain @ (rows.y - rows.x @ prior_mean), abs=1e-8)
+    assert levels.covariance == pytest.approx(prior_cov - gain @ rows.x @ prior_cov, abs=1e-8)
+    assert set(levels.offsets) == set(EFFECTS) and set(levels.offsets["study"]) == set(rows.study)
+
+
+def test_own_anchors_are_a_study_of_their_own() -> None:
+    drifts = load_fit().drift
+    with_anchors, without = design(drifts=drifts), design(drifts=drifts, anchors=False)
+    assert len(with_anchors) - len(without) == 8
+    assert OWN_STUDY in with_anchors.study and OWN_STUDY not in without.study
+    assert with_anchors.x.shape[1] == len(NAMES) and NAMES[: len(COEFFICIENTS)] == COEFFICIENTS
+
+
+def chain(name: str, study: str, family: str, temperature: float, alpha: float, drift: float, gammas=range(1, 9)) -> Sweep:
+    positions = drifting_positions(alpha, drift, max(gammas))
+    return Sweep(name, study, family, temperature, {g: tau_from_positions(positions[:g]) for g in gammas})
+
+
+def test_drift_is_learnt_and_predicts_larger_gammas() -> None:
+    alphas = {"a": 0.6, "b": 0.7, "c": 0.75, "d": 0.8, "e": 0.65, "f": 0.7}
+    learnt = Drifts().fit([chain(name, name, "eagle3", 0.0, alpha, -0.2) for name, alpha in alphas.items()]).drift_
+    assert -0.22 < learnt["feature"].mean < -0.15 and learnt["feature"].std > 0.1
+    assert learnt["sampled"].mean == pytest.approx(0.0, abs=1e-9)  # nothing was seen of it
+    new = chain("n", "n", "eagle1", 1.0, 0.72, -0.2)
+    learnt_error, closed = sweep_errors(new, learnt["feature"].mean), sweep_errors(new, 0.0)
+    assert np.abs(learnt_error).max() < 0.03 < np.abs(closed).max()
+    assert sweep_errors(new, -0.2) == pytest.approx(np.zeros(7), abs=1e-6)
+
+
+def test_one_study_alone_does_not_settle_the_drift() -> None:
+    one = Drifts().fit([chain("a", "a", "independent", 0.0, 0.6, 0.3)]).drift_["greedy"]
+    many = Drifts().fit([chain(f"a{i}", "a", "independent", 0.0, 0.6, 0.3) for i in range(20)]).drift_["greedy"]
+    assert 0.05 < one.mean < 0.25
+    assert (many.mean, many.std) == pytest.approx((one.mean, one.std))
+
+
+def test_sweeps_of_the_table() -> None:
+    found = {sweep.name: sweep for sweep in sweeps()}
+    nemo = found["nemo-1.7b-t1"]
+    assert nemo.kind == "sampled" and nemo.taus == pytest.approx({1: 1.7904, 2: 2.4186, 4: 3.2348, 7: 4.0044, 10: 4.329})
+    log = found["dsd-log"]  # arXiv 2402.01528's demo: TAR 3.18 at gamma 4, acceptance rising along the block
+    assert log.kind == "greedy" and log.taus[4] == pytest.approx(3.18, abs=0.01) and log.taus[1] == pytest.approx(1.728, abs=0.01)
+    assert {sweep.kind for sweep in found.values()} == {"greedy", "sampled", "feature", "block"}
+    assert sigmoid(0) == 0.5  # the closed form is the case of no drift
+    flat = Sweep("x", "x", "independent", 1.0, {1: 1.7, 4: tau(0.7, 4)})
+    assert sweep_errors(flat, 0.0) == pytest.approx([0.0], abs=1e-9)
