@@ -15,6 +15,7 @@ over prompts is larger than the differences between drafts, and pairing removes 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
