@@ -133,7 +133,8 @@ class Measurement:
 class Profile:
     """All measurements of a device under a software stack. Rows are unique by `Measurement.key`; the last one wins.
 
-    `provenance`: {} for rows that archsearch measured; where they were imported: package, versions, licence, how they were made.
+    `provenance`: how the rows were made. Imported ones name their `package`, its version and licence; rows that archsearch
+    measured on a GPU say driver, clocks and limits; {} for a CPU.
     """
 
     device: dict[str, Any]
@@ -144,6 +145,11 @@ class Profile:
     provenance: dict[str, Any] = field(default_factory=dict)
     rows: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
     folder: Path | None = None
+
+    @property
+    def imported(self) -> bool:
+        """Whether the rows come from somebody else's tables."""
+        return "package" in self.provenance
 
     def add(self, rows: Iterable[Measurement]) -> None:
         for row in rows:
@@ -309,7 +315,7 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
 
 def _imported(folder: Path) -> bool:
     header = read_json(folder / "profile.json", "profile")
-    return bool(isinstance(header, dict) and header.get("provenance"))
+    return isinstance(header, dict) and "package" in (header.get("provenance") or {})
 
 
 def _size(path: Path) -> int:

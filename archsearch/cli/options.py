@@ -27,18 +27,18 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
     return seconds
 
 
-def alpha_choice(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """`prior`, `distilled`, or a number between 0 and 1."""
-    if value in ("prior", "distilled"):
+def alpha_choice(context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """`prior`, `distilled`, `supernet`, or a number between 0 and 1."""
+    if value == "supernet" and context.info_name != "search":
+        raise click.BadParameter("a supernet is trained by search only; use prior or a number between 0 and 1")
+    if value in ("prior", "distilled", "supernet"):
         return value
-    if value == "supernet":
-        raise click.BadParameter("the supernet rung is not built yet; use prior, distilled or a number between 0 and 1")
     try:
         if 0.0 <= float(value) <= 1.0:
             return value
     except ValueError:
         pass
-    raise click.BadParameter(f"{value!r} is neither prior, distilled nor a number between 0 and 1")
+    raise click.BadParameter(f"{value!r} is neither prior, distilled, supernet nor a number between 0 and 1")
 
 
 def dtype_choice(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -101,7 +101,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             callback=alpha_choice,
             metavar="A",
-            help="Acceptance: prior, distilled (trains finalists), or a number.",
+            help="Acceptance: prior, distilled (trains), supernet (trains one draft for all shapes first), or a number.",
         ),
         click.option(
             "--domain",

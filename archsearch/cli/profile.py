@@ -70,6 +70,7 @@ from archsearch.errors import ArchsearchError
 )
 @click.option("--threads", type=int, help="CPU threads (default: all this process may use). Part of the profile's identity.")
 @click.option("--no-engine", is_flag=True, help="Do not measure what the engine adds to each round.")
+@click.option("--allow-busy", is_flag=True, help="Measure a GPU although another process uses it; the numbers may be wrong.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder (default: profiles/<device>/<stack>).")
 @json_option
@@ -87,6 +88,7 @@ def profile(
     check: int,
     threads: int | None,
     no_engine: bool,
+    allow_busy: bool,
     seed: int,
     output: Path | None,
     as_json: bool,
@@ -126,6 +128,7 @@ def profile(
         seed=seed,
         modes=modes,
         tensor_parallel=tensor_parallel,
+        allow_busy=allow_busy,
     )
     result = profile_device(request)
     emit(result, profile_text(result), as_json)
@@ -144,24 +147,48 @@ def import_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def profile_text(result: dict[str, Any]) -> str:
+def cpu_lines(result: dict[str, Any]) -> list[str]:
     lines = [
-        f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new, {result['noisy_share']:.0%} noisy.",
         f"Machine: {result['slowdown_median']:.2f} times the quiet reference (5-95 %: {result['slowdown_p5']:.2f} to "
-        f"{result['slowdown_p95']:.2f}); divided out of every repeat.",
+        f"{result['slowdown_p95']:.2f}); divided out of every repeat."
     ]
     if result["slowdown_p95"] > 1.5 * result["slowdown_p5"] or result["noisy_share"] > 0.25:
         lines.append(
             "WARNING: this machine is busy or throttles: stop other work and run the command again, or trust the numbers less."
         )
+    return lines
+
+
+def gpu_lines(result: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, sweep in result["sweeps"].items():
+        sure = f", a step is predicted to ± {sweep['relative_std']:.1%} (std of the median pass)" if sweep["relative_std"] else ""
+        lines.append(f"{name}: {sweep['new_rows']} new rows; stopped: {sweep['stopped']}{sure}.")
+    if result["throttled_share"]:
+        lines.append(
+            f"WARNING: the clock dropped by more than 10 % during {result['throttled_share']:.0%} of the rows: check cooling and "
+            "power limit, then run the command again."
+        )
+    for point in result["skipped"]:
+        lines.append(f"Skipped, out of memory: {point}")
+    return lines
+
+
+def profile_text(result: dict[str, Any]) -> str:
+    lines = [f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new, {result['noisy_share']:.0%} noisy."]
+    if "sweeps" in result:
+        lines += gpu_lines(result)
+    else:
+        lines += cpu_lines(result)
     for dtype, learnt in result["models"].items():
         if "missing" in learnt:
             lines.append(f"{dtype}: no model yet: {learnt['missing']}")
         else:
-            lines.append(
-                f"{dtype}: whole passes left out one at a time: median error {learnt['leave_one_out_median']:.1%}, "
-                f"{learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
-            )
+            if learnt.get("leave_one_out_median") is not None:
+                lines.append(
+                    f"{dtype}: whole passes left out one at a time: median error {learnt['leave_one_out_median']:.1%}, "
+                    f"{learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
+                )
             for engine, parts in learnt["engines"].items():
                 lines.append(
                     f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token, "
@@ -195,5 +222,5 @@ def profile_text(result: dict[str, Any]) -> str:
                     f"{part['within_12_percent']:.0%} within 12 %, {part['within_two_std']:.0%} within two std, "
                     f"bias {part['bias']:+.1%}"
                 )
-    lines += ["", "Next: archsearch search --target T --gpu cpu"]
+    lines += ["", f"Next: archsearch search --target T --profile {result['folder']}"]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from archsearch.errors import ArchsearchError
-from archsearch.workload import dtype_name
+from archsearch.workload import DTYPE_BYTES, dtype_name
 
 _FOLDER = Path(__file__).parent / "devices"
 
@@ -80,9 +80,43 @@ def roofline_s(device: Device, flops: float, bytes: float, dtype: str) -> float:
 
 @cache
 def devices() -> Mapping[str, Device]:
-    """Every known device by key."""
-    loaded = (Device.from_dict(yaml.safe_load(file.read_text(encoding="utf-8"))) for file in sorted(_FOLDER.glob("*.yaml")))
-    return MappingProxyType({device.key: device for device in loaded})
+    """Every known device by key: the table that ships, and what `devices/*.yaml` in the working directory adds to it.
+
+    Raises ArchsearchError for an added file that is no device or takes a key that exists. YAML files without `key` are not ours.
+    """
+    loaded = {}
+    for file in sorted(_FOLDER.glob("*.yaml")):
+        device = Device.from_dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+        loaded[device.key] = device
+    for file in sorted(Path("devices").glob("*.yaml")):
+        try:
+            data = yaml.safe_load(file.read_text(encoding="utf-8"))
+            if not isinstance(data, Mapping) or "key" not in data:
+                continue
+            device = _added(data)
+        except (yaml.YAMLError, OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+            raise ArchsearchError(
+                f"{file} does not describe a device: {str(error).splitlines()[0]}; mend or remove it"
+            ) from error
+        if device.key in loaded:
+            raise ArchsearchError(f"{file}: a device with the key {device.key!r} exists already; give it another key")
+        loaded[device.key] = device
+    return MappingProxyType(loaded)
+
+
+def _added(data: Mapping[str, Any]) -> Device:
+    """A device a user wrote down. TypeError or ValueError says what is wrong."""
+    device = Device.from_dict({"kind": "gpu", "architecture": "", **data})
+    numbers = {"memory_bytes": device.memory_bytes, "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s, **device.flops_per_s}
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"{name} must be a positive number, got {value!r}")
+    if not device.flops_per_s:
+        raise ValueError("flops_per_s must give the peak of at least one dtype")
+    unknown = set(device.flops_per_s) - set(DTYPE_BYTES)
+    if unknown:
+        raise ValueError(f"flops_per_s has unknown dtypes {', '.join(sorted(unknown))}; use {', '.join(DTYPE_BYTES)}")
+    return device
 
 
 def device_keys() -> list[str]:
@@ -100,5 +134,9 @@ def load_device(name: str) -> Device:
     if wanted in by_name:
         return by_name[wanted]
     close = difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.4)
-    hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list devices`"
-    raise ArchsearchError(f"no device called {name!r}; {hint}")
+    hint = (
+        f"did you mean {', '.join(close)}?"
+        if close
+        else "see `archsearch list devices`; a new one goes into devices/NAME.yaml here"
+    )
+    raise ArchsearchError(f"no device called {name!r}; {hint} (a new one goes into devices/NAME.yaml of the working directory)")

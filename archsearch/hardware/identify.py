@@ -6,19 +6,31 @@ quarter in bandwidth, and a MIG slice carries the name of the whole card inside 
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import math
 import os
 import platform
 import re
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device, devices, load_device
 
 MEMORY_TOLERANCE: Final = 0.03  # NVML counts what CUDA reserves, datasheets count what is soldered: they differ by up to 2 %
+BUSY_UTILISATION: Final = 0.05
+THROTTLE_REASONS: Final = {  # nvml.h, nvmlClocksEventReasons: those that slow the card down against the user's will
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
 _DEFAULT_CACHE: Final = 32 * 2**20
 _DEFAULT_MEMORY: Final = 8 * 2**30
 _DEFAULT_HZ: Final = 2.5e9
@@ -27,12 +39,60 @@ _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpu:
-    """One GPU as NVML shows it."""
+    """One GPU as NVML shows it. `index`: NVML's own. `mig`: the profile (1g.10gb) when it is a slice, else None."""
 
     index: int
     name: str
     memory_bytes: int
     driver: str
+    uuid: str = ""
+    mig: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """Another process with a CUDA context on a GPU; `memory_bytes` 0 where NVML does not tell."""
+
+    pid: int
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """What a GPU is doing: clocks (MHz), power (W), temperature (C), utilisation (0 to 1), who else is on it. None: not told."""
+
+    gpu: VisibleGpu
+    memory_used_bytes: int | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    max_memory_clock_mhz: int | None
+    power_limit_w: float | None
+    power_draw_w: float | None
+    temperature_c: int | None
+    throttle_reasons: tuple[str, ...]
+    utilisation: float | None
+    processes: tuple[GpuProcess, ...]
+
+    @property
+    def busy(self) -> bool:
+        """Another process has a context on it, or it worked more than BUSY_UTILISATION of the last second."""
+        return bool(self.processes) or (self.utilisation or 0.0) > BUSY_UTILISATION
+
+    def busy_words(self) -> str:
+        """`is used by python (pid 12, 3.0 GiB) and 97 % utilised`."""
+        who = ", ".join(
+            f"{Path(process.name.split(' ')[0]).name or process.name} (pid {process.pid}, {process.memory_bytes / 2**30:.1f} GiB)"
+            for process in self.processes
+        )
+        use = "" if self.utilisation is None else f"{self.utilisation:.0%} utilised"
+        return "is " + " and ".join(part for part in (f"used by {who}" if who else "", use) if part)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for a profile's header: how the GPU was set when it was measured."""
+        data = dataclasses.asdict(self)
+        return {**data.pop("gpu"), **data}
 
 
 def _read(path: Path) -> str:
@@ -149,26 +209,208 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
     )
 
 
-def visible_gpus() -> list[VisibleGpu]:
-    """GPUs NVML shows; empty without a driver or without NVML."""
+def _nvml() -> tuple[Any, str | None]:
+    """(pynvml, None) with NVML initialised, or (None, one line that says what is missing and what to do)."""
     try:
         import pynvml
     except ImportError:
-        return []
+        return None, "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    except pynvml.NVMLError as error:
+        words = {
+            getattr(pynvml, "NVML_ERROR_LIBRARY_NOT_FOUND", 12): "no NVIDIA driver is installed here (libnvidia-ml is missing)",
+            getattr(pynvml, "NVML_ERROR_DRIVER_NOT_LOADED", 9): "the NVIDIA driver is installed but not loaded; "
+            "load it (modprobe nvidia) or restart the machine",
+            getattr(pynvml, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", 18): "the NVIDIA library and the loaded driver have different "
+            "versions (it was updated while running); restart the machine",
+            getattr(pynvml, "NVML_ERROR_NO_PERMISSION", 4): "this user may not talk to the NVIDIA driver; check the rights of "
+            "/dev/nvidia* or how the container was started (--gpus all)",
+        }
+        return None, words.get(getattr(error, "value", None), f"the NVIDIA driver does not answer ({error})")
+    return pynvml, None
+
+
+def gpu_problem() -> str | None:
+    """Why no GPU can be seen, in one line with what to do; None where NVML works and shows at least one."""
+    nvml, problem = _nvml()
+    if nvml is None:
+        return problem
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    finally:
+        nvml.nvmlShutdown()
+    if not count:
+        return "the NVIDIA driver shows no GPU"
+    if not visible_gpus():
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return f"CUDA_VISIBLE_DEVICES={hidden!r} hides the {count} GPUs of this machine; unset it"
+    return None
+
+
+def visible_gpus() -> list[VisibleGpu]:
+    """GPUs that NVML shows and CUDA_VISIBLE_DEVICES leaves; empty without a driver or without NVML (see `gpu_problem`).
+
+    A GPU in MIG mode is replaced by its slices: CUDA runs on one of those, never on the whole card.
+    """
+    nvml, _ = _nvml()
+    if nvml is None:
         return []
     try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            gpus.append(VisibleGpu(index, _text(pynvml.nvmlDeviceGetName(handle)), memory, driver))
-        return gpus
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        gpus: list[VisibleGpu] = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            whole = _describe(nvml, handle, index, driver)
+            gpus += _slices(nvml, handle, whole) if _mig_enabled(nvml, handle) else [whole]
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
+    return _left_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+
+
+def _asked(nvml: Any, function: str, *arguments: Any) -> Any:
+    """The answer of an NVML query, None where this driver, card or slice does not know it."""
+    query = getattr(nvml, function, None)
+    try:
+        return None if query is None else query(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _describe(nvml: Any, handle: Any, index: int, driver: str) -> VisibleGpu:
+    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return VisibleGpu(
+        index, _text(nvml.nvmlDeviceGetName(handle)), memory, driver, _text(_asked(nvml, "nvmlDeviceGetUUID", handle) or "")
+    )
+
+
+def _mig_enabled(nvml: Any, handle: Any) -> bool:
+    mode = _asked(nvml, "nvmlDeviceGetMigMode", handle)
+    return bool(mode) and bool(mode[0])
+
+
+def _slices(nvml: Any, handle: Any, whole: VisibleGpu) -> list[VisibleGpu]:
+    """The MIG slices of a card; the card itself, marked as in MIG mode, where it has not been cut yet."""
+    found = []
+    for number in range(_asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        part = _asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+        if part is None:
+            continue
+        slice_ = _describe(nvml, part, whole.index, whole.driver)
+        profile = slice_.name.partition(" MIG ")[2] or f"{slice_.memory_bytes / 2**30:.0f} GiB"
+        found.append(dataclasses.replace(slice_, mig=profile))
+    return found or [dataclasses.replace(whole, mig="not cut into slices")]
+
+
+def _left_visible(gpus: list[VisibleGpu], visible: str | None, order: str | None) -> list[VisibleGpu]:
+    """What CUDA_VISIBLE_DEVICES leaves, in its order. Reading stops at the first entry that names nothing, as CUDA does.
+
+    Numbers are NVML's only under CUDA_DEVICE_ORDER=PCI_BUS_ID or when all cards are alike; in a mixed machine numbers hide
+    nothing here, and the bench finds its card by UUID.
+    """
+    if visible is None:
+        return gpus
+    left: list[VisibleGpu] = []
+    alike = order == "PCI_BUS_ID" or len({(gpu.name, gpu.memory_bytes) for gpu in gpus}) == 1
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.isdigit():
+            if int(entry) >= len({gpu.index for gpu in gpus}):
+                break
+            if not alike:
+                return gpus
+            chosen = [gpu for gpu in gpus if gpu.index == int(entry)][:1]  # of a cut card CUDA takes the first slice
+        else:
+            chosen = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)][:1]
+        if not chosen:
+            break
+        left += chosen
+    return list(dict.fromkeys(left))
+
+
+def gpu_state(gpu: VisibleGpu) -> GpuState:
+    """What `gpu` is doing now, from NVML. What the driver does not tell is None (or empty).
+
+    Processes of this one are left out. Inside a container NVML may number processes as the host does: ask before CUDA is started
+    here, and every process listed is another one.
+    """
+    nvml, problem = _nvml()
+    if nvml is None:
+        raise MissingDataError(f"cannot read the state of {gpu.name}: {problem}")
+    try:
+        handle = _asked(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index) if handle is None else handle
+        clocks = [
+            _asked(nvml, function, handle, kind)
+            for function in ("nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo")
+            for kind in (1, 2)  # NVML_CLOCK_SM, NVML_CLOCK_MEM; MHz
+        ]
+        limit = _asked(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+        draw = _asked(nvml, "nvmlDeviceGetPowerUsage", handle)
+        mask = _asked(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if mask is None:  # its name before driver 535
+            mask = _asked(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        rates = _asked(nvml, "nvmlDeviceGetUtilizationRates", handle)
+        memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        others = []
+        for process in _asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []:
+            if process.pid != os.getpid():
+                name = _text(_asked(nvml, "nvmlSystemGetProcessName", process.pid) or "unknown")
+                others.append(GpuProcess(process.pid, name, int(getattr(process, "usedGpuMemory", None) or 0)))
+        return GpuState(
+            gpu=gpu,
+            memory_used_bytes=int(memory.used) if memory is not None and hasattr(memory, "used") else None,
+            sm_clock_mhz=clocks[0],
+            memory_clock_mhz=clocks[1],
+            max_sm_clock_mhz=clocks[2],
+            max_memory_clock_mhz=clocks[3],
+            power_limit_w=None if limit is None else limit / 1000,
+            power_draw_w=None if draw is None else draw / 1000,
+            temperature_c=_asked(nvml, "nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+            throttle_reasons=tuple(words for bit, words in THROTTLE_REASONS.items() if (mask or 0) & bit),
+            utilisation=None if rates is None else rates.gpu / 100,
+            processes=tuple(others),
+        )
+    finally:
+        nvml.nvmlShutdown()
+
+
+def sm_clock_reader(gpu: VisibleGpu) -> Callable[[], float | None]:
+    """A callable that reads the SM clock (MHz) in well under a millisecond; None where NVML does not tell."""
+    nvml, _ = _nvml()  # stays initialised as long as the process: readings come between measurements
+    if nvml is None:
+        return lambda: None
+    handle = _asked(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
+    handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index) if handle is None else handle
+    return lambda: _asked(nvml, "nvmlDeviceGetClockInfo", handle, 1)
+
+
+def idle_gpu(
+    device: Device, *, allow_busy: bool = False, patience_s: float = 2.0, sleep: Callable[[float], None] = time.sleep
+) -> GpuState:
+    """The state of the first of the GPUs that are `device` and that nobody uses.
+
+    Busy is: another process has a CUDA context on it, or it has worked more than BUSY_UTILISATION of the time; where only the
+    second holds, the figure may be what a job that just ended left behind, so it is read again for `patience_s`.
+    Raises ArchsearchError naming the processes where all of them are busy (`allow_busy`: takes the first and says nothing).
+    """
+    gpus = [gpu for gpu in visible_gpus() if matches(device, gpu)]
+    if not gpus:
+        raise MissingDataError(f"no {device.name} is visible here: {gpu_problem() or 'another GPU is'}")
+    states = [gpu_state(gpu) for gpu in gpus]
+    waited = 0.0
+    while not allow_busy and all(state.busy for state in states) and waited < patience_s:
+        if all(state.processes for state in states):
+            break
+        sleep(0.5)
+        waited += 0.5
+        states = [gpu_state(gpu) for gpu in gpus]
+    for state in states:
+        if allow_busy or not state.busy:
+            return state
+    words = "; ".join(f"GPU {state.gpu.index} {state.busy_words()}" for state in states)
+    raise ArchsearchError(
+        f"{device.name} is busy: {words}; a profile taken beside other work is wrong: stop it, or pass --allow-busy"
+    )
 
 
 def _text(value: str | bytes) -> str:
@@ -176,8 +418,9 @@ def _text(value: str | bytes) -> str:
 
 
 def matches(device: Device, gpu: VisibleGpu) -> bool:
-    """Whether NVML shows exactly this device: full name, and memory within MEMORY_TOLERANCE."""
-    return gpu.name == device.name and math.isclose(gpu.memory_bytes, device.memory_bytes, rel_tol=MEMORY_TOLERANCE)
+    """Whether NVML shows exactly this device: whole card, full name, and memory within MEMORY_TOLERANCE."""
+    close = math.isclose(gpu.memory_bytes, device.memory_bytes, rel_tol=MEMORY_TOLERANCE)
+    return gpu.name == device.name and close and (gpu.mig is None or " MIG " in device.name)
 
 
 def resolve_device(name: str, threads: int | None = None) -> Device:
@@ -207,8 +450,29 @@ def check_claim(name: str, threads: int | None = None) -> Device:
         return claimed
     wanted = f"--gpu {name} claims {claimed.name} with {claimed.memory_bytes / 2**20:.0f} MiB"
     if not gpus:
-        raise ArchsearchError(f"{wanted}, but no NVIDIA GPU is visible here; use --gpu cpu, or run this on that machine")
-    here = ", ".join(f"{gpu.name} with {gpu.memory_bytes / 2**20:.0f} MiB" for gpu in gpus)
+        raise ArchsearchError(
+            f"{wanted}, but no NVIDIA GPU is visible here: {gpu_problem()}; use --gpu cpu, or run this on that machine"
+        )
+    here = ", ".join(dict.fromkeys(f"{gpu.name} with {gpu.memory_bytes / 2**20:.0f} MiB" for gpu in gpus))
     fitting = list(dict.fromkeys(device.key for gpu in gpus for device in devices().values() if matches(device, gpu)))
-    advice = " or ".join(f"--gpu {key}" for key in fitting) if fitting else "--gpu cpu: this GPU is not in the device table"
-    raise ArchsearchError(f"{wanted}, but here is {here}; use {advice}")
+    if fitting:
+        advice = "use " + " or ".join(f"--gpu {key}" for key in fitting)
+    elif gpus[0].mig is not None:
+        advice = (
+            f"this is a MIG slice ({gpus[0].mig}): its share of bandwidth and cache is not the card's and is not in the device "
+            f"table, and nothing here guesses it; turn MIG off (nvidia-smi -mig 0), or {how_to_add(gpus[0])}"
+        )
+    else:
+        advice = f"this GPU is not in the device table; {how_to_add(gpus[0])}"
+    raise ArchsearchError(f"{wanted}, but here is {here}; {advice}")
+
+
+def how_to_add(gpu: VisibleGpu) -> str:
+    """What to write where, so that archsearch knows `gpu`: half a sentence."""
+    nearest = difflib.get_close_matches(gpu.name, [device.name for device in devices().values()], n=1, cutoff=0.0)
+    model = next((device.key for device in devices().values() if nearest and device.name == nearest[0]), "a100-sxm4-80gb")
+    key = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
+    return (
+        f"write devices/{key}.yaml in this folder (a copy of hardware/devices/{model}.yaml of the package) with key: {key}, "
+        f"name: {gpu.name}, memory_bytes: {gpu.memory_bytes} and the datasheet's bandwidth_bytes_per_s and flops_per_s"
+    )

@@ -16,7 +16,7 @@ from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, machine_slowdown
 from archsearch.pipeline.profile import ProfileRequest, check_profile, import_tables, profile_device, sample_space
 from archsearch.pipeline.search import search
-from archsearch.pipeline.session import SearchRequest, SearchSession, check_weights, default_space, missing_weights
+from archsearch.pipeline.session import SearchRequest, SearchSession, cannot_train, check_weights, default_space
 
 __all__ = [
     "LatencySource",
@@ -24,6 +24,7 @@ __all__ = [
     "SearchRequest",
     "SearchSession",
     "acceptance_for",
+    "cannot_train",
     "check_profile",
     "check_tokenizer",
     "check_weights",
@@ -34,7 +35,6 @@ __all__ = [
     "export_rank",
     "import_tables",
     "machine_slowdown",
-    "missing_weights",
     "profile_device",
     "sample_space",
     "search",

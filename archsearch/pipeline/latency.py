@@ -97,7 +97,7 @@ def choose_latency(
         return LatencySource(RooflineLatency(device, name, mode), device, name, mode, None, data, words)
     # Composed tables hold graph rows only; the eager answer is put together from them and a published host time.
     found = profile.combinations()
-    names = [dtype] if dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.provenance))
+    names = [dtype] if dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
     if not dtype and device.kind != "cpu":  # fp8 weights are another model, to be asked for
         names = [name for name in names if name in DTYPE_PREFERENCE] or names
     models = {}
@@ -136,12 +136,14 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
     ]
     if stale:
         words += f"; WARNING: made with {', '.join(stale)}"
-    if profile.provenance:
+    if profile.imported:
         words += f": {profile.origin}"
         if mode == "eager":
             words += "; eager host time is a published constant of another stack, not measured: a rough estimate"
-    elif dtype in profile.known_error and "draft step" in profile.known_error[dtype]:
-        words += f", known error of a draft step {profile.known_error[dtype]['draft step']['median_absolute_error']:.1%}"
+        return words
+    checked = profile.known_error.get(f"{dtype} {mode}", profile.known_error.get(dtype, {}))
+    if "draft step" in checked:
+        words += f", known error of a draft step {checked['draft step']['median_absolute_error']:.1%}"
     elif not profile.known_error:
         words += ", never checked (archsearch profile --check 20)"
     return words
@@ -152,7 +154,7 @@ def acceptance_for(choice: str) -> Any:
     from archsearch.acceptance.estimator import GivenAcceptance
     from archsearch.acceptance.prior import PriorAcceptance
 
-    return PriorAcceptance() if choice in ("prior", "distilled") else GivenAcceptance(float(choice))
+    return PriorAcceptance() if choice in ("prior", "distilled", "supernet") else GivenAcceptance(float(choice))
 
 
 def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:

@@ -11,6 +11,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
 from archsearch.finalists import Workshop, load_prompt_set
 from archsearch.hardware.device import Device
+from archsearch.hardware.identify import resolve_device
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, fitting_ranks
 from archsearch.runs import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
@@ -195,10 +196,15 @@ def check_weights(target: TargetRef) -> None:
         )
 
 
-def missing_weights(name: str) -> str:
-    """Why nothing can be trained for a target that is known, "" where it can."""
+def cannot_train(target: str, gpu: str | None) -> str:
+    """Why drafts of a target cannot be trained and confirmed here; "" where nothing speaks against it before loading."""
     try:
-        check_weights(resolve_target(name))
+        check_weights(resolve_target(target))
     except MissingDataError as error:
         return str(error)
+    if gpu is not None and resolve_device(gpu).kind != "cpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            return f"drafts for {gpu} are trained and confirmed on it, and this machine has no GPU"
     return ""

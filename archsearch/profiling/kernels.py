@@ -1,24 +1,33 @@
-"""Callables for single ops, as transformers runs them: what the timer times for `gemm`, `attention` and `elementwise` rows."""
+"""Callables for single ops: what the timer times for `gemm`, `attention` and `elementwise` rows.
+
+`gemm`, `attention`, `elementwise`: as transformers runs them, one callable that rotates its operands at every call.
+`graph_calls`: as serving engines run them inside a CUDA graph, one callable per copy of the operands; a graph captures all.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional
 
-from archsearch.architecture.ops import Attention, Elementwise, Gemm
+from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op
+from archsearch.profiling.fused import Fused, attend
 from archsearch.profiling.timer import WeightPool
 
 WARM_BYTES = 2 << 20
+GRAPH_CALLS = 32
+"""Calls of one graph at least, so that its launch is a small share."""
+MAX_GRAPH_CALLS = 2048
 Run = Callable[[], object]
 
 
 def gemm(op: Gemm, pool: WeightPool, working_set_bytes: int) -> Run:
     """x [m, k] times a weight [n, k] transposed; the weight rotates over `working_set_bytes`."""
     weights = itertools.cycle(pool.matrices(op.n, op.k, working_set_bytes))
-    x = torch.randn(1, op.m, op.k).to(pool.flat.dtype)
+    x = torch.randn(1, op.m, op.k).to(pool.flat)
     return lambda: functional.linear(x, next(weights))
 
 
@@ -33,17 +42,17 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
     copies = max(1, min(working_set_bytes // (per_copy * pool.itemsize), 64))
     caches = []
     for _ in range(copies):
-        both = torch.empty(2, op.batch, op.kv_heads, kept, op.head_dim, dtype=dtype)
+        both = torch.empty(2, op.batch, op.kv_heads, kept, op.head_dim, dtype=dtype, device=pool.flat.device)
         if both.numel():
             pool.fill(both)
         caches.append(both)
     rotation = itertools.cycle(caches)
-    query = torch.randn(op.batch, op.q_heads, op.tokens, op.head_dim).to(dtype)
-    new = torch.randn(2, op.batch, op.kv_heads, op.tokens, op.head_dim).to(dtype)
+    query = torch.randn(op.batch, op.q_heads, op.tokens, op.head_dim).to(pool.flat)
+    new = torch.randn(2, op.batch, op.kv_heads, op.tokens, op.head_dim).to(pool.flat)
     mask = None
     if op.tokens > 1:
         positions = torch.arange(op.tokens)[:, None] + kept
-        mask = (torch.arange(kept + op.tokens)[None, :] <= positions)[None, None]
+        mask = (torch.arange(kept + op.tokens)[None, :] <= positions)[None, None].to(pool.flat.device)
 
     def run() -> object:
         cache = next(rotation)
@@ -56,8 +65,8 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
 def elementwise(op: Elementwise, pool: WeightPool) -> Run:
     """The chains of small kernels between GEMMs, on `elements` numbers."""
     dtype = pool.flat.dtype
-    x = torch.randn(1, 1, op.elements).to(dtype)
-    y = torch.randn(1, 1, op.elements).to(dtype)
+    x = torch.randn(1, 1, op.elements).to(pool.flat)
+    y = torch.randn(1, 1, op.elements).to(pool.flat)
     if op.name == "norm":  # LlamaRMSNorm.forward, line by line: upcast, variance, scale, downcast
 
         def norm() -> object:
@@ -79,6 +88,96 @@ def elementwise(op: Elementwise, pool: WeightPool) -> Run:
         return rope
     if op.name == "embed":
         table = pool.matrices(1024, op.elements, 16 << 20)[0]
-        index = torch.randint(0, 1024, (1, 1))
+        index = torch.randint(0, 1024, (1, 1)).to(pool.flat.device)
+        return lambda: functional.embedding(index, table)
+    raise ValueError(f"no kernel for elementwise op {op.name!r}")
+
+
+# -- as serving engines run them ---------------------------------------------------------------------------
+
+
+def graph_calls(op: Op, pool: WeightPool, working_set_bytes: int, fused: Fused) -> list[Run]:
+    """GRAPH_CALLS or more calls of `op` whose operands together hold about `working_set_bytes`, for one CUDA graph.
+
+    GEMM in float8_e4m3fn: scales per tensor, output in bfloat16; quantising the activations is not part of it. Attention writes
+    the new keys and values into a static cache first, as engines do.
+    Raises ValueError for an op that runs on no single device, or a float8 GEMM whose sizes are no multiples of 16.
+    """
+    if isinstance(op, Gemm):
+        calls = _gemm_calls(op, pool, working_set_bytes)
+    elif isinstance(op, Attention):
+        calls = _attention_calls(op, pool, working_set_bytes)
+    elif isinstance(op, Elementwise):
+        calls = [_fused_elementwise(op, pool, fused)]
+    else:
+        raise ValueError(f"no kernel on one device for {op}")
+    rounds = -(-GRAPH_CALLS // len(calls))
+    return (calls * rounds)[:MAX_GRAPH_CALLS]
+
+
+def _gemm_calls(op: Gemm, pool: WeightPool, working_set_bytes: int) -> list[Run]:
+    weights = pool.matrices(op.n, op.k, working_set_bytes)[:MAX_GRAPH_CALLS]
+    x = torch.randn(op.m, op.k, device=pool.flat.device).to(pool.flat.dtype)
+    if pool.flat.dtype != torch.float8_e4m3fn:
+        return [partial(functional.linear, x, weight) for weight in weights]
+    if op.n % 16 or op.k % 16:
+        raise ValueError(f"a float8 GEMM needs n and k that are multiples of 16, got {op}")
+    one = torch.ones((), device=x.device)
+
+    def scaled(weight: torch.Tensor) -> Run:
+        return lambda: torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return [scaled(weight) for weight in weights]
+
+
+def _attention_calls(op: Attention, pool: WeightPool, working_set_bytes: int) -> list[Run]:
+    keys = op.keys()
+    per_copy = 2 * op.batch * keys * op.kv_heads * op.head_dim
+    copies = max(1, min(working_set_bytes // (per_copy * pool.itemsize), MAX_GRAPH_CALLS))
+    caches = pool.flat.new_empty(copies, op.batch, keys, 2, op.kv_heads, op.head_dim)
+    pool.fill(caches)
+    query = torch.randn(op.batch, op.tokens, op.q_heads, op.head_dim, device=caches.device).to(caches.dtype)
+    new = torch.randn(op.batch, op.tokens, 2, op.kv_heads, op.head_dim, device=caches.device).to(caches.dtype)
+
+    def call(kv: torch.Tensor) -> Run:
+        def run() -> object:
+            kv[:, keys - op.tokens :].copy_(new)
+            return attend(query, kv[:, :, 0], kv[:, :, 1], op.window)
+
+        return run
+
+    return [call(kv) for kv in caches]
+
+
+def _width(elements: int, limit: int) -> int:
+    """The row length that `elements` most likely have: its largest divisor up to `limit`."""
+    return next(width for width in range(min(elements, limit), 0, -1) if elements % width == 0)
+
+
+def _fused_elementwise(op: Elementwise, pool: WeightPool, fused: Fused) -> Run:
+    """One fused kernel on `elements` numbers."""
+    width = _width(op.elements, 160_000 if op.name == "sample" else 8192)
+    x = torch.randn(op.elements // width, width, device=pool.flat.device).to(pool.flat.dtype)
+    if op.name == "norm":
+        weight = torch.ones(width, device=x.device, dtype=x.dtype)
+        return lambda: fused.rms_norm(x, weight, 1e-5)
+    if op.name == "act":
+        gate_up = torch.cat([x, x], dim=-1)
+        return lambda: fused.silu_mul(gate_up)
+    if op.name == "add":
+        y = x.clone()
+        return lambda: x + y
+    if op.name == "sample":  # greedy: the largest logit of each token
+        return lambda: x.argmax(dim=-1)
+    if op.name == "rope":
+        head = next(size for size in (128, 64, 32, 2, 1) if width % size == 0)
+        if head == 1:
+            return lambda: x * 1.0
+        angle = torch.rand(x.shape[0], head // 2, device=x.device)
+        cos, sin = angle.cos(), angle.sin()
+        return lambda: fused.rope_(x, cos, sin, width // head)
+    if op.name == "embed":
+        table = pool.matrices(1024, width, 16 << 20)[0]
+        index = torch.randint(0, 1024, (x.shape[0],)).to(x.device)
         return lambda: functional.embedding(index, table)
     raise ValueError(f"no kernel for elementwise op {op.name!r}")

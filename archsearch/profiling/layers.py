@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.models import build_draft, cheap_initialisation
+from archsearch.profiling.fused import Fused, attend
 from archsearch.profiling.timer import WeightPool
 
 Run = Callable[[], object]
@@ -16,7 +20,7 @@ Run = Callable[[], object]
 
 def build_model(arch: Architecture, dtype: torch.dtype, pool: WeightPool) -> Any:
     """The Hugging Face module of `arch` with every weight written from the pool, in eval mode."""
-    with cheap_initialisation():
+    with cheap_initialisation(), pool.flat.device:
         model = build_draft(arch, dtype)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -42,16 +46,17 @@ class ForwardRun:
     def __init__(self, model: Any, *, batch: int, context: int) -> None:
         self.model = model
         vocab = model.config.vocab_size
+        self.device = model.device
         self.cache = _cache(model)
         if context:
-            ids = torch.randint(0, vocab, (batch, context))
+            ids = torch.randint(0, vocab, (batch, context)).to(self.device)
             for start in range(0, context, 512):  # in pieces: attention scores of a long prompt would fill memory
                 model(ids[:, start : start + 512], past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.batch, self.context = batch, context
 
     def step(self, tokens: int) -> Run:
         """A callable that runs one pass of `tokens` tokens and takes them back out of the cache."""
-        ids = torch.randint(0, self.model.config.vocab_size, (self.batch, tokens))
+        ids = torch.randint(0, self.model.config.vocab_size, (self.batch, tokens)).to(self.device)
 
         def run() -> object:
             output = self.model(ids, past_key_values=self.cache, use_cache=True)
@@ -65,14 +70,15 @@ def layer_stack(arch: Architecture, dtype: torch.dtype, pool: WeightPool, *, bat
     """One pass through all decoder layers of `arch` without embedding, final norm and head."""
     model = build_model(arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True), dtype, pool).model
     cache = _cache(model)
+    device = pool.flat.device
     if context:
-        model(torch.randint(0, 64, (batch, context)), past_key_values=cache, use_cache=True)
-    hidden = torch.randn(batch, tokens, arch.hidden_size).to(dtype)
-    positions = torch.arange(context, context + tokens)[None]
+        model(torch.randint(0, 64, (batch, context)).to(device), past_key_values=cache, use_cache=True)
+    hidden = torch.randn(batch, tokens, arch.hidden_size).to(device, dtype)
+    positions = torch.arange(context, context + tokens, device=device)[None]
     rotary = model.rotary_emb(hidden, positions)
     mask = None
     if tokens > 1:
-        mask = (torch.arange(context + tokens)[None, :] <= positions[0][:, None])[None, None]
+        mask = (torch.arange(context + tokens, device=device)[None, :] <= positions[0][:, None])[None, None]
 
     def run() -> object:
         state = hidden
@@ -91,7 +97,206 @@ def layer_stack(arch: Architecture, dtype: torch.dtype, pool: WeightPool, *, bat
     return run
 
 
-def cache_flusher(size_bytes: int) -> Run:
+def cache_flusher(size_bytes: int, device: torch.device | str = "cpu") -> Run:
     """A callable that pushes everything else out of the last-level cache by reading `size_bytes`."""
-    block = torch.ones(size_bytes // 4, dtype=torch.float32)
+    block = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     return lambda: block.sum()
+
+
+# -- as serving engines run them ---------------------------------------------------------------------------
+
+
+def lean_supported(arch: Architecture) -> bool:
+    """Whether `LeanDecoder` can hold the shape: Llama, Mistral, Qwen and their like (RMS norm, rotary, gated MLP)."""
+    return arch.rms_norm and arch.gated_mlp and not arch.learned_positions
+
+
+@dataclass(frozen=True)
+class LeanLayer:
+    """Weights of one decoder layer; q, k, v and gate, up each in one matrix [rows, columns]."""
+
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+    window: int | None
+
+
+class LeanDecoder:
+    """A decoder as a serving engine runs it: fused QKV and gate/up, fused norms, a static KV cache. No autograd and no decisions
+    on the host: one pass at a fixed position can be captured in a CUDA graph.
+
+    Equal to the Hugging Face module up to rounding (`from_hf`; a test). A trimmed head gives logits of its own rows only.
+    """
+
+    def __init__(
+        self, arch: Architecture, embed: Tensor, layers: Sequence[LeanLayer], norm: Tensor, head: Tensor, eps: float, fused: Fused
+    ) -> None:
+        self.arch, self.embed, self.layers, self.norm, self.head, self.eps, self.fused = (
+            arch,
+            embed,
+            layers,
+            norm,
+            head,
+            eps,
+            fused,
+        )
+
+    @classmethod
+    def random(cls, arch: Architecture, pool: WeightPool, fused: Fused) -> LeanDecoder:
+        """`arch` with every weight written from the pool, on its device and in its dtype."""
+
+        def weight(*shape: int) -> Tensor:
+            tensor = pool.flat.new_empty(shape)
+            pool.fill(tensor)
+            return tensor
+
+        def bias(size: int, present: bool) -> Tensor | None:
+            return weight(size) if present else None
+
+        hidden, ffn, total = arch.hidden_size, arch.intermediate_size, arch.q_size + 2 * arch.kv_size
+        ones = pool.flat.new_ones(max(hidden, arch.head_dim))
+        layers = [
+            LeanLayer(
+                norm=ones[:hidden],
+                qkv=weight(total, hidden),
+                qkv_bias=bias(total, arch.attention_bias),
+                q_norm=ones[: arch.head_dim] if arch.qk_norm else None,
+                k_norm=ones[: arch.head_dim] if arch.qk_norm else None,
+                out=weight(hidden, arch.q_size),
+                out_bias=bias(hidden, arch.attention_output_bias),
+                mlp_norm=ones[:hidden],
+                gate_up=weight(2 * ffn, hidden),
+                gate_up_bias=bias(2 * ffn, arch.mlp_bias),
+                down=weight(hidden, ffn),
+                down_bias=bias(hidden, arch.mlp_bias),
+                window=window,
+            )
+            for window in arch.windows()
+        ]
+        embed = weight(arch.vocab_size, hidden)
+        head = embed if arch.tie_word_embeddings and not arch.trimmed else weight(arch.head_rows, hidden)
+        return cls(arch, embed, layers, ones[:hidden], head, 1e-5, fused)
+
+    @classmethod
+    def from_hf(cls, model: Any, arch: Architecture, fused: Fused) -> LeanDecoder:
+        """The weights of a Hugging Face Llama-like module, copied together."""
+
+        def joined(*modules: Any) -> tuple[Tensor, Tensor | None]:
+            bias = None if modules[0].bias is None else torch.cat([module.bias for module in modules]).detach()
+            return torch.cat([module.weight for module in modules]).detach(), bias
+
+        layers = []
+        for layer, window in zip(model.model.layers, arch.windows(), strict=True):
+            attention, mlp = layer.self_attn, layer.mlp
+            qkv, qkv_bias = joined(attention.q_proj, attention.k_proj, attention.v_proj)
+            out, out_bias = joined(attention.o_proj)
+            gate_up, gate_up_bias = joined(mlp.gate_proj, mlp.up_proj)
+            down, down_bias = joined(mlp.down_proj)
+            norms = [getattr(attention, name).weight.detach() if arch.qk_norm else None for name in ("q_norm", "k_norm")]
+            layers.append(
+                LeanLayer(
+                    norm=layer.input_layernorm.weight.detach(),
+                    qkv=qkv,
+                    qkv_bias=qkv_bias,
+                    q_norm=norms[0],
+                    k_norm=norms[1],
+                    out=out,
+                    out_bias=out_bias,
+                    mlp_norm=layer.post_attention_layernorm.weight.detach(),
+                    gate_up=gate_up,
+                    gate_up_bias=gate_up_bias,
+                    down=down,
+                    down_bias=down_bias,
+                    window=window,
+                )
+            )
+        return cls(
+            arch,
+            model.model.embed_tokens.weight.detach(),
+            layers,
+            model.model.norm.weight.detach(),
+            model.lm_head.weight.detach(),
+            model.config.rms_norm_eps,
+            fused,
+        )
+
+
+class LeanRun:
+    """Passes of a `LeanDecoder` over a static KV cache of `capacity` positions for `batch` sequences."""
+
+    def __init__(self, model: LeanDecoder, *, batch: int, capacity: int, pool: WeightPool | None = None) -> None:
+        arch = model.arch
+        self.model, self.batch = model, batch
+        shape = (len(model.layers), batch, capacity, 2, arch.num_key_value_heads, arch.head_dim)
+        self.cache = torch.zeros(shape, dtype=model.norm.dtype, device=model.norm.device)
+        if pool is not None:  # zeros would make the softmax flat, and untouched pages read falsely
+            pool.fill(self.cache)
+        frequencies = arch.rope_theta ** (-torch.arange(0, arch.head_dim, 2, dtype=torch.float32) / arch.head_dim)
+        angles = torch.arange(capacity, dtype=torch.float32)[:, None] * frequencies
+        self.cos, self.sin = angles.cos().to(self.cache.device), angles.sin().to(self.cache.device)
+
+    def layers(self, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """hidden [batch * tokens, hidden_size] at positions start.. through all layers -> (last block's output, residual to add).
+
+        Overwrites `hidden`, which becomes the residual.
+        """
+        model, arch, fused = self.model, self.model.arch, self.model.fused
+        tokens = hidden.shape[0] // self.batch
+        stop, q_size = start + tokens, arch.q_size
+        cos, sin = (table[start:stop].repeat(self.batch, 1) for table in (self.cos, self.sin))
+        residual, block = hidden, None
+        for number, layer in enumerate(model.layers):
+            normed = (
+                fused.rms_norm(residual, layer.norm, model.eps)
+                if block is None
+                else fused.rms_norm(block, layer.norm, model.eps, residual)
+            )
+            qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                _norm_heads(qkv[:, :q_size], layer.q_norm, model.eps)
+                _norm_heads(qkv[:, q_size : q_size + arch.kv_size], layer.k_norm, model.eps)
+            fused.rope_(qkv, cos, sin, arch.num_attention_heads + arch.num_key_value_heads)
+            sequences = qkv.view(self.batch, tokens, -1)
+            kv = self.cache[number]
+            kv[:, start:stop].copy_(sequences[..., q_size:].unflatten(-1, (2, arch.num_key_value_heads, arch.head_dim)))
+            first = 0 if layer.window is None else max(0, start + 1 - layer.window)  # the first new token's first key
+            query = sequences[..., :q_size].unflatten(-1, (arch.num_attention_heads, arch.head_dim))
+            attended = attend(query, kv[:, first:stop, 0], kv[:, first:stop, 1], layer.window)
+            block = functional.linear(attended.reshape(-1, q_size), layer.out, layer.out_bias)
+            normed = fused.rms_norm(block, layer.mlp_norm, model.eps, residual)
+            gate_up = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
+            block = functional.linear(fused.silu_mul(gate_up), layer.down, layer.down_bias)
+        assert block is not None
+        return block, residual
+
+    def forward(self, ids: Tensor, start: int) -> Tensor:
+        """ids [batch, tokens] at positions start.. -> logits [batch, tokens, head rows]; writes the cache at these positions."""
+        model = self.model
+        block, residual = self.layers(functional.embedding(ids.flatten(), model.embed), start)
+        normed = model.fused.rms_norm(block, model.norm, model.eps, residual)
+        return functional.linear(normed, model.head).view(*ids.shape, -1)
+
+    def step(self, tokens: int, start: int) -> Run:
+        """A repeatable pass of `tokens` tokens after `start` cached ones, embedding and head included."""
+        ids = torch.randint(0, self.model.arch.vocab_size, (self.batch, tokens)).to(self.cache.device)
+        return lambda: self.forward(ids, start)
+
+    def layer_step(self, tokens: int, start: int) -> Run:
+        """The same through the layers alone."""
+        kept = torch.randn(self.batch * tokens, self.model.arch.hidden_size).to(self.cache)
+        return lambda: self.layers(kept.clone(), start)
+
+
+def _norm_heads(rows: Tensor, weight: Tensor, eps: float) -> None:
+    """RMS norm of every head of rows [rows, heads * head_dim], in place."""
+    heads = rows.unflatten(-1, (-1, weight.shape[0]))
+    heads.copy_(functional.rms_norm(heads, (weight.shape[0],), weight, eps))

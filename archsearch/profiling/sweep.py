@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -48,6 +48,14 @@ class Point:
             return asdict(self.op)
         assert self.arch is not None
         return {"batch": self.batch, "tokens": self.tokens, "context": self.context, **self.arch.to_dict()}
+
+    def describe(self) -> str:
+        """A few words for a person."""
+        if self.op is not None:
+            sizes = ", ".join(f"{name} {value}" for name, value in self.shape().items() if value is not None)
+            return f"{self.kind} ({sizes})"
+        assert self.arch is not None
+        return f"{self.kind} {self.arch.label()} (batch {self.batch}, tokens {self.tokens}, context {self.context})"
 
 
 def spread(items: Sequence[Any], features: Callable[[Any], Sequence[float]], count: int) -> list[Any]:
@@ -173,11 +181,80 @@ def _interleave(*groups: list[Point]) -> list[Point]:
     return list(dict.fromkeys(point for _, _, point in sorted(keyed, key=lambda item: item[:2])))
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A point made ready to be timed. `before`: untimed ahead of every repeat; `calls`: per repeat, None for the timer's choice;
+    `per`: what a time is divided by (layers of a stack)."""
+
+    run: kernels.Run
+    before: kernels.Run | None = None
+    budget_s: float = 0.05
+    calls: int | None = None
+    per: int = 1
+
+
+def prepare_eager(
+    point: Point, pool: WeightPool, cold_bytes: int, flush: kernels.Run, model_cache: dict[Architecture, Any]
+) -> Prepared:
+    """`point` as transformers runs it, on the pool's device. `model_cache` keeps the last whole model."""
+    size = cold_bytes if point.cache == "cold" else kernels.WARM_BYTES
+    if isinstance(point.op, Gemm):
+        return Prepared(kernels.gemm(point.op, pool, size))
+    if isinstance(point.op, Attention):
+        return Prepared(kernels.attention(point.op, pool, size if point.cache == "cold" else 1))
+    if isinstance(point.op, Elementwise):
+        return Prepared(kernels.elementwise(point.op, pool), budget_s=0.03)
+    assert point.arch is not None
+    if point.kind == "layer":
+        stack = layers.layer_stack(
+            point.arch, pool.flat.dtype, pool, batch=point.batch, context=point.context, tokens=point.tokens
+        )
+        return Prepared(stack, None, 0.4, 1, point.arch.num_hidden_layers)
+    if point.arch not in model_cache:
+        model_cache.clear()
+        model_cache[point.arch] = layers.build_model(point.arch, pool.flat.dtype, pool)
+    run = layers.ForwardRun(model_cache[point.arch], batch=point.batch, context=point.context).step(point.tokens)
+    if point.cache == "cold":
+        return Prepared(run, flush, 0.4, 1)
+    return Prepared(run, None, 0.4, 4 if weight_bytes_per_pass(point.arch, pool.itemsize) < cold_bytes else 1)
+
+
+class Bench(Protocol):
+    """Turns points into measurements on one device in one mode. `skipped`: what did not fit its memory."""
+
+    mode: str
+    profile: Profile
+    skipped: list[str]
+    flush: kernels.Run
+
+    def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
+        """Time one point. `model_cache` keeps the last whole model so that its several points share it."""
+
+    def measure_again_if_noisy(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
+        """`measure`, a few times while something disturbs it; the steadiest counts."""
+
+    def timer(self, dtype: str) -> Any:
+        """What times callables: `time(run, before=, budget_s=, calls=) -> Timing`, `probe()`, `reference_s`, `slowdowns`."""
+
+    def pool(self, dtype: str) -> WeightPool:
+        """Random numbers on the device, larger than its cache."""
+
+    def release(self) -> None:
+        """Give back memory that earlier points left reserved."""
+
+    @property
+    def slowdowns(self) -> list[float]:
+        """Every slowdown seen so far."""
+
+
 class CpuBench:
     """Turns points into measurements on this CPU: pools of weights, the probe, and the timer that uses it."""
 
+    mode = "eager"
+
     def __init__(self, profile: Profile, last_level_cache_bytes: int) -> None:
         self.profile = profile
+        self.skipped: list[str] = []
         self.cold_bytes = max(96 << 20, 4 * last_level_cache_bytes)
         self._pools: dict[str, WeightPool] = {}
         self._timers: dict[str, Timer] = {}
@@ -217,45 +294,41 @@ class CpuBench:
 
     def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
         """Time one point. `model_cache` keeps the last whole model so that its several points share it."""
-        pool = self.pool(dtype)
-        before, budget_s, calls = None, 0.05, None
-        size = self.cold_bytes if point.cache == "cold" else kernels.WARM_BYTES
-        if isinstance(point.op, Gemm):
-            run = kernels.gemm(point.op, pool, size)
-        elif isinstance(point.op, Attention):
-            run = kernels.attention(point.op, pool, size if point.cache == "cold" else 1)
-        elif isinstance(point.op, Elementwise):
-            run, budget_s = kernels.elementwise(point.op, pool), 0.03
-        elif point.kind == "layer":
-            assert point.arch is not None
-            stack = layers.layer_stack(
-                point.arch, pool.flat.dtype, pool, batch=point.batch, context=point.context, tokens=point.tokens
-            )
-            run, budget_s, calls = stack, 0.4, 1
-        else:
-            assert point.arch is not None
-            cache = {} if model_cache is None else model_cache
-            if point.arch not in cache:
-                cache.clear()
-                cache[point.arch] = layers.build_model(point.arch, pool.flat.dtype, pool)
-            run = layers.ForwardRun(cache[point.arch], batch=point.batch, context=point.context).step(point.tokens)
-            budget_s, calls = 0.4, 1
-            if point.cache == "cold":
-                before = self.flush
-            else:
-                calls = 4 if weight_bytes_per_pass(point.arch, pool.itemsize) < self.cold_bytes else 1
-        timing = self.timer(dtype).time(run, before=before, budget_s=budget_s, calls=calls)
-        times = timing.times_s
-        if point.kind == "layer":
-            assert point.arch is not None
-            times = tuple(t / point.arch.num_hidden_layers for t in times)
+        ready = prepare_eager(point, self.pool(dtype), self.cold_bytes, self.flush, {} if model_cache is None else model_cache)
+        timing = self.timer(dtype).time(ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls)
+        times = tuple(t / ready.per for t in timing.times_s)
         return Measurement(point.kind, freeze_shape(point.shape()), dtype, "eager", point.cache, times, timing.slowdown)
 
+    def release(self) -> None:
+        """Nothing is kept between points."""
 
-def sweep(bench: CpuBench, points: dict[str, list[Point]], *, budget_s: float, progress: Progress | None = None) -> int:
+
+def row_key(point: Point, dtype: str, mode: str) -> tuple[Any, ...]:
+    """`Measurement.key` of the row that `point` becomes."""
+    return (point.kind, freeze_shape(point.shape()), dtype, mode, point.cache)
+
+
+def measure_or_skip(bench: Bench, point: Point, dtype: str, model_cache: dict[Architecture, Any]) -> Measurement | None:
+    """The measurement, recorded in the bench's profile; None where the device's memory was too small: then the point is listed in
+    `bench.skipped` and everything it took is given back."""
+    try:
+        row = bench.measure_again_if_noisy(point, dtype, model_cache)
+    except torch.OutOfMemoryError as error:
+        words = f"{dtype} {bench.mode} {point.describe()}: {str(error).partition('. ')[0]}"
+    else:
+        bench.profile.record(row)
+        return row
+    model_cache.clear()
+    bench.release()
+    bench.skipped.append(words)
+    return None
+
+
+def sweep(bench: Bench, points: dict[str, list[Point]], *, budget_s: float, progress: Progress | None = None) -> int:
     """Measure the points of each dtype in turn until done or the budget is spent; returns how many rows are new.
 
-    The dtypes share the budget in proportion to their rank: the first gets most.
+    The dtypes share the budget in proportion to their rank: the first gets most. Points that do not fit the device's memory are
+    listed in `bench.skipped`.
     """
     start = time.perf_counter()
     new = 0
@@ -266,19 +339,21 @@ def sweep(bench: CpuBench, points: dict[str, list[Point]], *, budget_s: float, p
         for dtype, todo in points.items():
             spent += budget_s * shares[dtype] / total
             model_cache: dict[Architecture, Any] = {}
-            rows = bench.profile.rows
-            known = {key for key, row in rows.items() if not row.grossly_noisy}
-            pending = [p for p in todo if (p.kind, freeze_shape(p.shape()), dtype, "eager", p.cache) not in known]
-            pending = _keep_models_together(pending)
+            pending = _keep_models_together(unmeasured(bench, todo, dtype))
             for number, point in enumerate(pending):
                 elapsed = time.perf_counter() - start
                 if elapsed > spent:
                     break
                 if progress is not None:
                     progress(f"{dtype} {point.kind} {number + 1}/{len(pending)}", elapsed, budget_s)
-                bench.profile.record(bench.measure_again_if_noisy(point, dtype, model_cache))
-                new += 1
+                new += measure_or_skip(bench, point, dtype, model_cache) is not None
     return new
+
+
+def unmeasured(bench: Bench, points: Iterable[Point], dtype: str) -> list[Point]:
+    """The points without a row that can be used: none, one that something disturbed, or one of a device that throttled."""
+    known = {key for key, row in bench.profile.rows.items() if not row.grossly_noisy and not row.throttled}
+    return [point for point in points if row_key(point, dtype, bench.mode) not in known]
 
 
 def _keep_models_together(points: list[Point]) -> list[Point]:
@@ -306,9 +381,13 @@ def check_points(
     batch: int = 1,
     seed: int = 0,
     memory_bytes: float = math.inf,
+    mode: str = "eager",
+    contexts: Sequence[int] = (96, 192, 384, 640),
+    model_limit_bytes: float = FORWARD_MODEL_LIMIT_BYTES,
 ) -> list[Point]:
     """`count` whole drafts of shapes without a forward row, warm and cold, and as many verification passes of the target at
-    (tokens, context) pairs without a row."""
+    (tokens, context) pairs without a row. A target is run whole where two copies of its weights stay below `model_limit_bytes`
+    and half of `memory_bytes`."""
     rng = random.Random(f"check {seed}")
     fields = list(Architecture.__dataclass_fields__)
 
@@ -316,16 +395,15 @@ def check_points(
         sizes = row.sizes()
         return tuple(sizes[name] for name in fields)
 
-    seen = {shape_of(row) for row in profile.select("forward", dtype, "eager")}
+    seen = {shape_of(row) for row in profile.select("forward", dtype, mode)}
     unseen = [arch for arch in drafts if tuple(getattr(arch, name) for name in fields) not in seen]
-    contexts = (96, 192, 384, 640)
     points: list[Point] = []
     for arch in rng.sample(unseen, min(count, len(unseen))):
         context = rng.choice(contexts)
         points += [Point("forward", cache, arch=arch, batch=batch, context=context) for cache in ("warm", "cold")]
-    if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(
-        FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2
-    ):
+    runs = target is not None and (mode == "eager" or layers.lean_supported(target))
+    limit = min(model_limit_bytes, memory_bytes / 2)
+    if target is not None and runs and 2 * weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < limit:
         pairs = [(tokens, context) for tokens in range(2, 10) for context in contexts]
         points += [
             Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
@@ -335,23 +413,34 @@ def check_points(
 
 
 def measure_points(
-    bench: CpuBench, points: Sequence[Point], dtype: str, rounds: int = 2, progress: Progress | None = None
+    bench: Bench, points: Sequence[Point], dtype: str, rounds: int = 2, progress: Progress | None = None
 ) -> Iterator[tuple[Point, Measurement]]:
     """Measure points without recording them; `rounds` passes over all, minutes apart, so that one bad moment does not decide.
 
-    Yields each point with the pooled times of all rounds.
+    Yields each point with the pooled times of all rounds; points that do not fit the memory are listed in `bench.skipped`.
     """
     times: dict[Point, list[Measurement]] = {}
+    skip: set[Point] = set()
     start = time.perf_counter()
     with torch.inference_mode():
         for number in range(rounds):
             cache: dict[Architecture, Any] = {}
             for index, point in enumerate(points):
+                if point in skip:
+                    continue
                 if progress is not None:
                     done = (number * len(points) + index) / (rounds * len(points))
                     elapsed = time.perf_counter() - start
                     progress(f"check round {number + 1}/{rounds}", elapsed, elapsed / done if done else elapsed)
-                times.setdefault(point, []).append(bench.measure_again_if_noisy(point, dtype, cache))
+                try:
+                    times.setdefault(point, []).append(bench.measure_again_if_noisy(point, dtype, cache))
+                except torch.OutOfMemoryError:
+                    skip.add(point)
+                if point in skip:
+                    times.pop(point, None)
+                    cache.clear()
+                    bench.release()
+                    bench.skipped.append(f"{dtype} {bench.mode} {point.describe()}: out of memory")
     for point, rows in times.items():
         pooled = tuple(t for row in rows for t in row.times_s)
         yield point, replace(rows[0], times_s=pooled, slowdown=statistics.median(row.slowdown for row in rows))

@@ -30,7 +30,7 @@ class WeightPool:
         generator = torch.Generator(device="cpu").manual_seed(seed)
         block = torch.randn(1 << 20, generator=generator).mul_(0.05).to(dtype)
         count = -(-size_bytes // (itemsize * block.numel()))
-        self.flat = block.repeat(count).to(device)
+        self.flat = block.to(device).repeat(count)
         self.itemsize = itemsize
         self._next = 0
 
@@ -39,7 +39,11 @@ class WeightPool:
         size = rows * columns
         aligned = -(-size // 512) * 512
         if aligned > self.flat.numel():
-            return [self.flat.new_empty(rows, columns).normal_()]
+            large = self.flat.new_empty(rows, columns)
+            if self.itemsize == 1:  # float8 has no random numbers of its own
+                self.fill(large)
+                return [large]
+            return [large.normal_()]
         copies = max(1, min(working_set_bytes // (aligned * self.itemsize), self.flat.numel() // aligned))
         return [self.flat[i * aligned : i * aligned + size].view(rows, columns) for i in range(copies)]
 

@@ -2,8 +2,13 @@
 
 The target's logits are rebuilt from its cached hidden states on the draft's own vocabulary, so training runs no target. The loss
 is counted where the target wrote, never on the prompt. Every draft sees the same batches in the same order (seeded), so drafts
-are compared on equal tokens. Schedule: warm-up, stable, and a linear anneal to zero at the end (WSD, arXiv 2404.06395), measured
-in time, steps or tokens, whatever the budget is given in.
+are compared on equal tokens.
+
+Schedule: a warm-up of so many tokens, a stable trunk, and a linear anneal to zero over the last part of the budget (WSD, arXiv
+2404.06395). The trunk does not know the budget: a run that is continued to a larger one goes back to where its anneal began, so
+training to B and then to 2B ends where training to 2B ends. A running mean of the trunk's weights (power function of the step:
+Karras et al., arXiv 2312.02696, section 3.1) stands in for an anneal at every point of the trunk, at the cost of one weighted
+sum every few steps: that is what learning curves and rungs of a search look at.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import body_parameters
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import atomic_path
 from archsearch.models import tune_malloc
@@ -32,8 +39,10 @@ from archsearch.training.data import CachedSequence, TextCache
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 CHECKPOINT: Final = "checkpoint.pt"
+TRUNK: Final = "trunk.pt"
+_AVERAGE_EVERY: Final = 4  # steps between updates of the running mean
 _FULL_HEAD_LIMIT: Final = 16384  # above this many rows the loss is taken on a shortlist
 _RANDOM_NEGATIVES: Final = 512  # without them a shortlisted full head learns nothing about the other rows
 
@@ -44,7 +53,10 @@ Progress = Callable[[dict[str, Any]], None]
 class DistillConfig:
     """How long and how to train. Give `budget_s`, `max_steps` or `max_tokens` (several: whichever ends first).
 
-    `batch_tokens`: tokens per step, prompts included. `warmup`, `anneal`: shares of the run. `kl_weight`, `ce_weight`,
+    `batch_tokens`: tokens per step, prompts included. `warmup_tokens`: tokens until the full learning rate. `anneal`: share of
+    the run, at its end; 0 leaves the running mean of the weights in the draft instead. `average_power`: that mean weighs step t
+    by t^power (mean age: 1 / (power + 2) of the run so far); None keeps none. `evaluate_at`: tokens at which the trunk's alpha is
+    looked at, instead of `evaluations` equally spaced points. `kl_weight`, `ce_weight`,
     `tv_weight`, `feature_weight`: Kullback-Leibler divergence from the target at `teacher_temperature`, cross entropy on the
     target's greedy token, total variation (1 - the acceptance of sampling), and relative squared error of the final hidden state
     (left out where draft and target differ in width). `shortlist`: tokens that a head of more than 16,384 rows is trained on per
@@ -56,8 +68,9 @@ class DistillConfig:
     max_tokens: int | None = None
     lr: float = 1.5e-3
     batch_tokens: int = 512
-    warmup: float = 0.03
+    warmup_tokens: int = 10_000
     anneal: float = 0.25
+    average_power: float | None = 6.0
     clip: float = 1.0
     kl_weight: float = 1.0
     ce_weight: float = 0.0
@@ -69,6 +82,7 @@ class DistillConfig:
     shortlist: int = 8192
     heldout_sequences: int = 64
     evaluations: int = 8
+    evaluate_at: tuple[int, ...] = ()
     checkpoint_every_s: float = 30.0
     autocast: bool | None = None
     seed: int = 0
@@ -77,33 +91,41 @@ class DistillConfig:
         limits = (self.budget_s, self.max_steps, self.max_tokens)
         if all(limit is None for limit in limits) or any(limit is not None and limit <= 0 for limit in limits):
             raise ArchsearchError(f"training needs a positive budget_s, max_steps or max_tokens, got {limits}")
-        shares_fit = min(self.warmup, self.anneal) >= 0 and self.warmup + self.anneal <= 1
-        if not 0 < self.lr < 1 or self.batch_tokens < 2 or not shares_fit or self.teacher_temperature <= 0:
+        averages = self.average_power is None or self.average_power > 0
+        schedule_fits = self.warmup_tokens >= 0 and 0 <= self.anneal <= 1 and averages
+        if not 0 < self.lr < 1 or self.batch_tokens < 2 or not schedule_fits or self.teacher_temperature <= 0:
             raise ArchsearchError(
-                f"training settings out of range: lr={self.lr}, batch_tokens={self.batch_tokens}, warmup={self.warmup}, "
-                f"anneal={self.anneal}, teacher_temperature={self.teacher_temperature}"
+                f"training settings out of range: lr={self.lr}, batch_tokens={self.batch_tokens}, "
+                f"warmup_tokens={self.warmup_tokens}, anneal={self.anneal}, average_power={self.average_power}, "
+                f"teacher_temperature={self.teacher_temperature}"
             )
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree with: everything but the length of the run and how it is watched."""
-        free = ("budget_s", "max_steps", "max_tokens", "checkpoint_every_s", "evaluations")
+        """What a checkpoint must agree with: everything but the length of the run, its end and how it is watched."""
+        free = ("budget_s", "max_steps", "max_tokens", "anneal", "checkpoint_every_s", "evaluations", "evaluate_at")
         return {key: value for key, value in dataclasses.asdict(self).items() if key not in free}
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """`value` (a loss or an alpha) after so many steps, tokens (prompts included) and seconds."""
+    """`value` (a loss or an alpha) after so many steps, tokens (prompts included) and seconds.
+
+    An alpha's `weights`: "start", "average" (running mean of the trunk), "trunk" (as they are) or "annealed" (at the end of the
+    anneal, or on its way there). `hits`: agreed tokens of each held-out text, so that drafts can be compared in pairs.
+    """
 
     step: int
     tokens: int
     seconds: float
     value: float
+    weights: str = ""
+    hits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DistillResult:
-    """What a run did. `tokens_per_s`: input tokens per second of training steps alone; `alpha_curve`: greedy agreement on a fixed
-    held-out slice of the cache, before training first, after it last."""
+    """What a run did. `tokens_per_s`: input tokens per second of training steps alone; `alpha_curve`: greedy agreement on the
+    held-out texts, before training first, after it last; `heldout_tokens`: length of each of those texts."""
 
     loss_curve: tuple[CurvePoint, ...]
     alpha_curve: tuple[CurvePoint, ...]
@@ -111,6 +133,7 @@ class DistillResult:
     tokens: int
     seconds: float
     tokens_per_s: float
+    heldout_tokens: tuple[int, ...] = ()
 
     @property
     def alpha(self) -> float:
@@ -271,12 +294,21 @@ def distill_loss(
     return loss
 
 
-def learning_rate(config: DistillConfig, progress: float) -> float:
-    """Warm-up, stable, linear anneal to zero; `progress` of the run from 0 to 1."""
-    if progress < config.warmup:
-        return config.lr * (0.05 + 0.95 * progress / config.warmup)
+def learning_rate(config: DistillConfig, progress: float, tokens: int) -> float:
+    """Warm-up by `tokens` seen, stable, linear anneal to zero by `progress` of the run from 0 to 1."""
+    warm = 0.05 + 0.95 * tokens / config.warmup_tokens if tokens < config.warmup_tokens else 1.0
     left = 1.0 - progress
-    return config.lr * (left / config.anneal if left < config.anneal else 1.0)
+    return config.lr * min(warm, left / config.anneal if left < config.anneal else 1.0)
+
+
+def training_flops_per_token(arch: Architecture) -> float:
+    """Floating point operations that one token of training costs: 6 per weight of body and head (arXiv 2001.08361, section 2.1).
+
+    The embedding is a frozen lookup; the attention over a few hundred tokens is left out. Seconds of a training are tokens times
+    this by the operations per second that an earlier training reached: measured on one core, 1, 2 and 4 layers of width 576 agree
+    on that rate within 4 %.
+    """
+    return 6.0 * (body_parameters(arch) + arch.head_rows * arch.hidden_size)
 
 
 # ------------------------------------------------------------------------------------------------------------------- runs
@@ -287,21 +319,23 @@ def distill(
     cache: TextCache | Sequence[TextCache],
     config: DistillConfig,
     *,
+    heldout: Sequence[CachedSequence] | None = None,
     checkpoint_dir: Path | str | None = None,
     progress: Progress | None = None,
 ) -> DistillResult:
     """Train `draft` (in place, float32) on what the target of `cache` wrote.
 
+    The alpha curve is measured on `heldout`; without it on texts of the (first) cache that are kept out of training either way.
     With `checkpoint_dir` the state is written there every `checkpoint_every_s` seconds, at the end and on Ctrl-C, and a run that
-    finds a checkpoint there goes on exactly where it stopped. `progress` gets {"step", "tokens", "seconds", "fraction", "loss",
-    "alpha", "tokens_per_s"}. Raises ArchsearchError for a checkpoint of another draft, cache or settings, and RunFailed when the
-    loss stops being a number (the last good checkpoint stays).
+    finds a checkpoint there goes on exactly where it stopped; with a larger budget, from where its anneal began. `progress` gets
+    {"step", "tokens", "seconds", "fraction", "loss", "alpha", "tokens_per_s"}. Raises ArchsearchError for a checkpoint of another
+    draft, cache or settings, and RunFailed when the loss stops being a number (the last good checkpoint stays).
     """
     tune_malloc()
     caches = [cache] if isinstance(cache, TextCache) else list(cache)
     if len({c.target_fingerprint for c in caches}) != 1:
         raise ArchsearchError("the text caches come from different targets; train on the text of one")
-    run = _Run(draft, caches, config, None if checkpoint_dir is None else Path(checkpoint_dir), progress)
+    run = _Run(draft, caches, config, None if checkpoint_dir is None else Path(checkpoint_dir), progress, heldout)
     try:
         return run.train()
     finally:
@@ -312,11 +346,18 @@ class _Run:
     """The state of one training run: optimizer, position, curves."""
 
     def __init__(
-        self, draft: Any, caches: list[TextCache], config: DistillConfig, folder: Path | None, progress: Progress | None
+        self,
+        draft: Any,
+        caches: list[TextCache],
+        config: DistillConfig,
+        folder: Path | None,
+        progress: Progress | None,
+        heldout: Sequence[CachedSequence] | None = None,
     ) -> None:
         self.draft, self.config, self.progress = draft.float(), config, progress
         self.path = None if folder is None else folder / CHECKPOINT
-        first, self.heldout = split_heldout(caches[0].sequences, config.heldout_sequences)
+        first, kept_out = split_heldout(caches[0].sequences, config.heldout_sequences)
+        self.heldout = list(heldout) if heldout else kept_out or first[:8]
         self.sequences = first + [s for c in caches[1:] for s in c.sequences]
         self.lengths = [len(s) - 1 for s in self.sequences]
         self.kept = kept_token_ids(draft)
@@ -343,11 +384,14 @@ class _Run:
             self.trainable.values(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=on_cpu_or_cuda
         )
         self.identity = self._identity(caches)
-        self.step = self.tokens = 0
+        self.step = self.tokens = self.trained_tokens = 0
         self.seconds = self.step_seconds = 0.0
         self.losses: list[CurvePoint] = []
         self.alphas: list[CurvePoint] = []
         self.evaluated_at = 0.0
+        self.average: dict[str, torch.Tensor] = {}
+        self.averaged = 0
+        self.annealing = False
 
     def close(self) -> None:
         for name, parameter in self.draft.named_parameters():
@@ -377,7 +421,7 @@ class _Run:
         self._resume()
         clock = time.monotonic() - self.seconds
         saved = time.monotonic()
-        if not self.alphas:
+        if not self.alphas and not self.config.evaluate_at:
             self._evaluate()
         self.evaluated_at = self.fraction()
         self.seconds = time.monotonic() - clock
@@ -387,12 +431,16 @@ class _Run:
                 fraction = self.fraction()
                 if fraction >= 1:
                     break
+                if not self.annealing and self.config.anneal > 0 and 1 - fraction < self.config.anneal:
+                    self._save(TRUNK)
+                    self.annealing = True
                 begin = time.monotonic()
-                loss = self._update(make_batch([self.sequences[i] for i in batch_indices]), learning_rate(self.config, fraction))
+                lr = learning_rate(self.config, fraction, self.tokens)
+                loss = self._update(make_batch([self.sequences[i] for i in batch_indices]), lr)
                 self.step_seconds += time.monotonic() - begin
                 self.seconds = time.monotonic() - clock
                 self._record(loss)
-                if self.config.evaluations and self.fraction() < 1 and self.fraction() >= self._next_evaluation():
+                if self._due():
                     self._evaluate()
                     self.evaluated_at = self.fraction()
                     self.seconds = time.monotonic() - clock
@@ -403,16 +451,29 @@ class _Run:
         except KeyboardInterrupt:
             self._save()
             raise
-        if self.alphas[-1].step < self.step:
+        if not self.alphas or self.alphas[-1].step < self.step:
             self._evaluate()
+        self.seconds = time.monotonic() - clock
         self._save()
-        speed = self.tokens / max(self.step_seconds, 1e-9)
-        return DistillResult(tuple(self.losses), tuple(self.alphas), self.step, self.tokens, self.seconds, speed)
+        if self.average and not self.annealing:
+            self._swap()  # after the checkpoint, which holds the trunk
+        speed = self.trained_tokens / max(self.step_seconds, 1e-9)
+        lengths = tuple(int(s.greedy_ids.shape[0]) for s in self.heldout)
+        return DistillResult(tuple(self.losses), tuple(self.alphas), self.step, self.tokens, self.seconds, speed, lengths)
 
     def fraction(self) -> float:
         """How much of the run is done, 0 to 1, by whichever limit is nearest."""
         pairs = ((self.seconds, self.config.budget_s), (self.step, self.config.max_steps), (self.tokens, self.config.max_tokens))
         return min(1.0, max(done / limit for done, limit in pairs if limit is not None))
+
+    def _due(self) -> bool:
+        """Whether alpha is to be looked at now; the end of the run is looked at anyhow."""
+        if self.fraction() >= 1:
+            return False
+        if self.config.evaluate_at:
+            since = self.alphas[-1].tokens if self.alphas else 0
+            return not self.annealing and any(since < mark <= self.tokens for mark in self.config.evaluate_at)
+        return bool(self.config.evaluations) and self.fraction() >= self._next_evaluation()
 
     def _next_evaluation(self) -> float:
         """The next of the equally spaced fractions at which alpha is looked at; a longer budget spaces them anew."""
@@ -445,7 +506,23 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens += batch.tokens
+        self.trained_tokens += batch.tokens
+        if self.config.average_power is not None and not self.annealing and self.step % _AVERAGE_EVERY == 0:
+            self._add_to_average(self.config.average_power)
         return value
+
+    def _add_to_average(self, power: float) -> None:
+        self.averaged += 1
+        if not self.average:
+            self.average = {name: p.detach().clone() for name, p in self.trainable.items()}
+            return
+        share = 1.0 - (1.0 - 1.0 / self.averaged) ** (power + 1.0)
+        torch._foreach_lerp_(list(self.average.values()), [p.detach() for p in self.trainable.values()], share)
+
+    def _swap(self) -> None:
+        """Exchange the weights in the draft and their running mean."""
+        for name, parameter in self.trainable.items():
+            parameter.data, self.average[name] = self.average[name], parameter.data
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         greedy = self.index_of[batch.greedy_ids]
@@ -475,46 +552,47 @@ class _Run:
         if self.progress is not None:
             self.progress({
                 "step": self.step, "tokens": self.tokens, "seconds": self.seconds, "fraction": self.fraction(), "loss": loss,
-                "alpha": self.alphas[-1].value, "tokens_per_s": self.tokens / max(self.step_seconds, 1e-9),
+                "alpha": self.alphas[-1].value if self.alphas else 0.0,
+                "tokens_per_s": self.trained_tokens / max(self.step_seconds, 1e-9),
             })  # fmt: skip
 
     def _evaluate(self) -> None:
-        matches = greedy_matches(self.draft, self.heldout or self.sequences[:8])
-        self.alphas.append(CurvePoint(self.step, self.tokens, self.seconds, float(np.concatenate(matches).mean())))
+        averaged = bool(self.average) and not self.annealing
+        if averaged:
+            self._swap()
+        matches = greedy_matches(self.draft, self.heldout)
+        if averaged:
+            self._swap()
+        weights = "annealed" if self.annealing else "average" if averaged else "trunk" if self.step else "start"
+        value, hits = float(np.concatenate(matches).mean()), tuple(int(m.sum()) for m in matches)
+        self.alphas.append(CurvePoint(self.step, self.tokens, self.seconds, value, weights, hits))
 
     # ---- checkpoints
 
-    def _save(self) -> None:
+    def _save(self, name: str = CHECKPOINT) -> None:
         if self.path is None:
             return
         state = {
             "format": FORMAT, "identity": self.identity, "sequences": len(self.sequences), "step": self.step,
             "optimizer": self.optimizer.state_dict(),
             "weights": {name: p.detach() for name, p in self.trainable.items()}, "tokens": self.tokens, "seconds": self.seconds,
-            "step_seconds": self.step_seconds, "rng": torch.get_rng_state(),
+            "step_seconds": self.step_seconds, "trained_tokens": self.trained_tokens, "rng": torch.get_rng_state(),
+            "average": self.average, "averaged": self.averaged, "annealing": self.annealing,
             "losses": [dataclasses.astuple(p) for p in self.losses], "alphas": [dataclasses.astuple(p) for p in self.alphas],
         }  # fmt: skip
-        with atomic_path(self.path) as temporary:
-            # By bytes: on a full disk torch raises an error of its own, a plain write an OSError.
-            buffer = io.BytesIO()
-            torch.save(state, buffer)
-            temporary.write_bytes(buffer.getbuffer())
+        save_state(self.path.with_name(name), state)
 
     def _resume(self) -> None:
         if self.path is None or not self.path.exists():
             return
-        try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
-            raise ArchsearchError(f"cannot read the checkpoint {self.path}: {str(error).splitlines()[0]}; delete it") from error
-        reasons = {
-            "draft": "a draft of another shape or vocabulary", "text": "other text or another target",
-            "settings": "other training settings",
-        }  # fmt: skip
-        differs = [words for key, words in reasons.items() if state.get("identity", {}).get(key) != self.identity[key]]
-        if state.get("format") != FORMAT or differs:
-            words = " and ".join(differs) or "another version of archsearch"
-            raise ArchsearchError(f"the checkpoint {self.path} was made for {words}; delete it or name another folder")
+        state = self._read(self.path)
+        spent = {key: state[key] for key in ("seconds", "step_seconds", "trained_tokens")}
+        if state["annealing"]:
+            self.seconds, self.step, self.tokens = state["seconds"], state["step"], state["tokens"]
+            trunk = self.path.with_name(TRUNK)
+            if 1 - self.fraction() > self.config.anneal and trunk.exists():
+                # A larger budget: the trunk goes on. The anneal's time was spent all the same.
+                state = self._read(trunk) | spent
         if state["sequences"] != len(self.sequences):
             logger.warning(
                 "the text went from %d to %d sequences since this training began: it goes on, in another order of the data",
@@ -527,9 +605,43 @@ class _Run:
         torch.set_rng_state(state["rng"])
         self.step, self.tokens = state["step"], state["tokens"]
         self.seconds, self.step_seconds = state["seconds"], state["step_seconds"]
+        self.trained_tokens = state["trained_tokens"]
+        self.average, self.averaged, self.annealing = state["average"], state["averaged"], state["annealing"]
         self.losses = [CurvePoint(*p) for p in state["losses"]]
         self.alphas = [CurvePoint(*p) for p in state["alphas"]]
+        if self.annealing and 1 - self.fraction() > self.config.anneal:
+            self.annealing = False  # no trunk was kept: the annealed weights are all there is
         logger.info("resumed at step %d (%d tokens, %.0f s)", self.step, self.tokens, self.seconds)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        state = load_state(path)
+        reasons = {
+            "draft": "a draft of another shape or vocabulary", "text": "other text or another target",
+            "settings": "other training settings",
+        }  # fmt: skip
+        differs = [words for key, words in reasons.items() if state.get("identity", {}).get(key) != self.identity[key]]
+        if state.get("format") != FORMAT or differs:
+            words = " and ".join(differs) or "another version of archsearch"
+            raise ArchsearchError(f"the checkpoint {path} was made for {words}; delete it or name another folder")
+        return state
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint atomically."""
+    with atomic_path(path) as temporary:
+        # By bytes: on a full disk torch raises an error of its own, a plain write an OSError.
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """A checkpoint of `save_state`. Raises ArchsearchError for a file that is none."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
+        raise ArchsearchError(f"cannot read the checkpoint {path}: {str(error).splitlines()[0]}; delete it") from error
+    return state
 
 
 def _digest(value: Any) -> str:

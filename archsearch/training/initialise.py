@@ -57,13 +57,15 @@ def initialise_draft(
     calibration_ids: Tensor | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    rotate: bool = False,
 ) -> PreTrainedModel:
     """A draft of shape `arch` with weights made from `target_model`'s, in `dtype` and eval mode.
 
     `draft_token_ids`: the tokens a trimmed head keeps. `calibration_ids` [sequences, tokens]: text on which the residual stream
-    is observed when the draft is narrower than the target; without it the token embeddings stand in. rope_theta and the special
-    tokens are the target's. Raises ArchsearchError for a target that is not Llama-like, a draft of another kind or another
-    vocabulary.
+    is observed when the draft is narrower than the target; without it the token embeddings stand in. `rotate`: turn the stream to
+    its principal components even where none is cut, so that the first channels are the most important ones. rope_theta and the
+    special tokens are the target's. Raises ArchsearchError for a target that is not Llama-like, a draft of another kind or
+    another vocabulary.
     """
     target_arch = from_hf_config(target_model.config.to_dict())
     _check(target_model, target_arch, arch)
@@ -77,7 +79,7 @@ def initialise_draft(
     random = torch.Generator().manual_seed(seed)
     layers = choose_layers(arch.num_hidden_layers, target_arch.num_hidden_layers)
     with torch.no_grad():
-        width = _width(target_model, target_arch.hidden_size, arch.hidden_size, layers, calibration_ids, random)
+        width = _width(target_model, target_arch.hidden_size, arch.hidden_size, layers, calibration_ids, random, rotate)
         fewer = arch.intermediate_size < target_arch.intermediate_size
         energy = ffn_energy(target_model, layers, calibration_ids) if fewer else {}
         _fill_ends(target_model, draft, arch, width)
@@ -126,7 +128,7 @@ class _Width:
 
     old: int
     new: int
-    rotation: Tensor | None  # [d, d'], orthonormal columns, when d' < d
+    rotation: Tensor | None  # [d, d'], orthonormal columns, when d' < d or rotation is asked for
     random: torch.Generator
 
     @property
@@ -173,8 +175,9 @@ def _width(
     layers: Sequence[int | None],
     calibration_ids: Tensor | None,
     random: torch.Generator,
+    rotate: bool = False,
 ) -> _Width:
-    if new >= old:
+    if new > old or (new == old and not rotate):
         return _Width(old, new, None, random)
     moment = residual_moment(target_model, layers, calibration_ids)
     _, vectors = torch.linalg.eigh(moment)  # ascending eigenvalues

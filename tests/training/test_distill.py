@@ -4,40 +4,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_text import HIDDEN, VOCAB, make_cache, make_target
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models import build_draft
 from archsearch.training import distill as training
-from archsearch.training.data import CachedSequence, TextCache
+from archsearch.training.data import TextCache
 from archsearch.training.distill import DistillConfig, distill
-
-VOCAB, HIDDEN = 48, 32
-
-
-def make_target(seed=0):
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, bos_token_id=None, eos_token_id=None, initializer_range=0.3,
-    )).eval()  # fmt: skip
-
-
-def make_cache(seed=0, count=48):
-    """Greedy text of a random target, without going through files."""
-    target = make_target(seed)
-    sequences = []
-    for i in range(count):
-        prompt, new = 3 + i % 5, 6 + i % 7
-        ids = torch.randint(0, VOCAB, (1, prompt), generator=torch.Generator().manual_seed(i))
-        with torch.no_grad():
-            mask = torch.ones_like(ids)
-            whole = target.generate(ids, max_new_tokens=new, do_sample=False, attention_mask=mask, pad_token_id=0)[0]
-            hidden = target.model(whole[None]).last_hidden_state[0, prompt - 1 : -1]
-        sequences.append(CachedSequence(whole, prompt, hidden, whole[prompt:].clone(), "", str(i)))
-    meta = {"fingerprint": {"target": f"target{seed}", "prompts": "p", "settings": {"kind": "written"}}, "complete": True}
-    return TextCache(None, meta, sequences, target.lm_head.weight.detach())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +25,9 @@ def make_draft(kept=None, hidden=HIDDEN, layers=1, seed=1):
     return build_draft(arch, torch.float32, kept, seed=seed)
 
 
-CONFIG = DistillConfig(max_steps=12, batch_tokens=64, lr=3e-3, autocast=False, evaluations=2, heldout_sequences=4)
+CONFIG = DistillConfig(
+    max_steps=12, warmup_tokens=64, batch_tokens=64, lr=3e-3, autocast=False, evaluations=2, heldout_sequences=4
+)
 
 
 def weights(draft):
@@ -103,8 +79,8 @@ def test_loss_terms_against_their_definitions():
 
 
 def test_the_schedule_warms_up_holds_and_anneals_to_zero():
-    config = DistillConfig(max_steps=1, lr=1e-3, warmup=0.1, anneal=0.25)
-    rates = [training.learning_rate(config, x) for x in (0.0, 0.05, 0.1, 0.5, 0.75, 0.875, 1.0)]
+    config = DistillConfig(max_steps=1, lr=1e-3, warmup_tokens=1000, anneal=0.25)
+    rates = [training.learning_rate(config, x, round(10_000 * x)) for x in (0.0, 0.05, 0.1, 0.5, 0.75, 0.875, 1.0)]
     assert rates == pytest.approx([5e-5, 5.25e-4, 1e-3, 1e-3, 1e-3, 5e-4, 0.0])
 
 
@@ -304,3 +280,82 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_checkpoint(cache, tmp_path, 
     with pytest.raises(ArchsearchError, match="No space left on device"):
         distill(make_draft(), cache, CONFIG, checkpoint_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- trunk, running mean, rungs
+
+
+def test_training_to_b_and_then_to_2b_is_training_to_2b(cache, tmp_path):
+    """The anneal at B is a side branch: the trunk that goes on to 2B has not seen it."""
+    short = dataclasses.replace(CONFIG, max_steps=None, max_tokens=1500)
+    long = dataclasses.replace(short, max_tokens=3000)
+    straight, continued = make_draft(), make_draft()
+    whole = distill(straight, cache, long)
+    first = distill(continued, cache, short, checkpoint_dir=tmp_path)
+    assert (tmp_path / training.TRUNK).exists() and first.alpha_curve[-1].weights == "annealed"
+    second = distill(make_draft(), cache, long, checkpoint_dir=tmp_path)
+    assert second.tokens == whole.tokens and second.steps == whole.steps
+    continued = make_draft()
+    distill(continued, cache, long, checkpoint_dir=tmp_path)  # finished: nothing but loading
+    assert torch.equal(weights(continued), weights(straight))
+    assert second.seconds > first.seconds, "what the first anneal cost stays counted"
+
+
+def test_rungs_without_an_anneal_and_a_final_with_one_are_one_run(cache, tmp_path):
+    rung = dataclasses.replace(CONFIG, max_steps=None, max_tokens=1000, anneal=0.0)
+    final = dataclasses.replace(rung, max_tokens=3000, anneal=0.3)
+    straight, climbed = make_draft(), make_draft()
+    distill(straight, cache, final)
+    for config in (rung, dataclasses.replace(rung, max_tokens=2000), final):
+        climbed = make_draft()
+        distill(climbed, cache, config, checkpoint_dir=tmp_path)
+    assert torch.equal(weights(climbed), weights(straight))
+
+
+def test_without_an_anneal_the_draft_ends_as_the_running_mean_of_its_weights(cache, monkeypatch):
+    monkeypatch.setattr(training, "_AVERAGE_EVERY", 2)
+    draft, power = make_draft(), 3.0
+    seen = []
+    config = dataclasses.replace(CONFIG, anneal=0.0, average_power=power)
+    result = distill(draft, cache, config, progress=lambda p: seen.append(weights(draft).clone()))
+    kept = seen[1::2]
+    shares = [(i / len(kept)) ** (power + 1) - ((i - 1) / len(kept)) ** (power + 1) for i in range(1, len(kept) + 1)]
+    expected = sum(share * w for share, w in zip(shares, kept, strict=True))
+    assert torch.allclose(weights(draft), expected, atol=1e-6) and not torch.allclose(weights(draft), kept[-1], atol=1e-4)
+    assert result.alpha_curve[-1].weights == "average"
+    assert result.alpha == pytest.approx(
+        np.concatenate(training.greedy_matches(draft, training.split_heldout(cache.sequences, 4)[1])).mean()
+    )
+    raw = make_draft()
+    distill(raw, cache, dataclasses.replace(config, average_power=None))
+    assert torch.allclose(weights(raw), seen[-1])
+
+
+def test_the_mean_of_the_weights_agrees_more_than_the_weights_at_a_high_learning_rate(cache):
+    train, _ = training.split_heldout(cache.sequences, 4)
+    config = dataclasses.replace(CONFIG, max_steps=80, lr=2e-2, anneal=0.0)
+    mean, raw = make_draft(), make_draft()
+    distill(mean, cache, config)
+    distill(raw, cache, dataclasses.replace(config, average_power=None))
+    rates = [np.concatenate(training.greedy_matches(draft, train)).mean() for draft in (mean, raw)]
+    assert rates[0] > rates[1]
+
+
+def test_alpha_is_looked_at_where_it_is_asked_for_on_the_texts_that_are_given(cache):
+    texts = cache.sequences[:5]
+    draft = make_draft()
+    config = dataclasses.replace(CONFIG, max_steps=None, max_tokens=1200, evaluate_at=(300, 600, 10_000))
+    result = distill(draft, cache, config, heldout=texts)
+    marks = [point.tokens for point in result.alpha_curve]
+    assert len(marks) == 3 and 300 <= marks[0] < 364 and 600 <= marks[1] < 664 and marks[2] == result.tokens
+    assert result.heldout_tokens == tuple(len(s.greedy_ids) for s in texts)
+    last = result.alpha_curve[-1]
+    assert last.hits == tuple(int(m.sum()) for m in training.greedy_matches(draft, texts))
+    assert last.value == pytest.approx(sum(last.hits) / sum(result.heldout_tokens))
+    assert [point.weights for point in result.alpha_curve] == ["average", "average", "annealed"]
+
+
+def test_training_cost_counts_body_and_head_once():
+    arch = Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=2048)
+    layer = 576 * 64 * (9 + 3 + 3 + 9) + 3 * 576 * 1536 + 2 * 576
+    assert training.training_flops_per_token(arch) == 6 * (2 * layer + 576 + 2048 * 576)

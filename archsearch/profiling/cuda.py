@@ -1,0 +1,407 @@
+"""Measurements on an NVIDIA GPU, in two modes that differ in kind.
+
+`graph`: CUDA graphs, as serving engines run. All copies of an op's operands are captured in one graph, together larger than four
+times the L2 (or small enough to stay in it), and the graph is replayed; time comes from CUDA events, so no host time is in it.
+`eager`: as transformers runs. A loop of calls between two synchronisations, by the host's clock: what the slower of host and
+device takes. CUDA events around such a loop would show the same, gaps included, so they are not kept.
+
+Times are as they were: a GPU of one's own needs no correction. A fixed GEMM before and after every point and the SM clock say
+whether the device had slowed down; a row taken then is marked `throttled`.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import torch
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.errors import ArchsearchError
+from archsearch.hardware.device import Device
+from archsearch.hardware.identify import GpuState, VisibleGpu, gpu_state, idle_gpu, sm_clock_reader
+from archsearch.profiles import THROTTLED_DROP, Measurement, Profile, freeze_shape
+from archsearch.profiling import kernels, layers
+from archsearch.profiling.fused import Fused, fused_for
+from archsearch.profiling.kernels import Run
+from archsearch.profiling.sweep import Point, Prepared, prepare_eager
+from archsearch.profiling.timer import MAX_REPEATS, MIN_REPEATS, Timing, WeightPool
+from archsearch.workload import DTYPE_BYTES, MODES, dtype_name
+
+COLD_L2_MULTIPLE: Final = 4
+FLUSH_S: Final = 0.5e-3
+"""How long a flush lasts at least: the host has then queued the graph behind it, and its launch is not in the time."""
+REFERENCE_CLOCKS: Final = 16
+"""Readings of the SM clock (about the first seconds) whose median later ones are compared with."""
+_OPENED: dict[str, VisibleGpu] = {}
+"""Cards this process has found idle and opened, by device key: a second bench (another mode) takes the same one."""
+FP8: Final = "float8_e4m3fn"
+
+
+class Runner(Protocol):
+    """What captures and times on the device; tests put another in its place."""
+
+    device: torch.device
+
+    def capture(self, calls: Sequence[Run]) -> Run:
+        """A callable that runs all `calls` once, as one CUDA graph where the mode is `graph`."""
+
+    def seconds(self, run: Run, count: int, before: Run | None) -> float:
+        """Seconds of `count` runs in a row, `before` (in graph mode without one: one more run) untimed ahead of them."""
+
+    def release(self) -> None:
+        """Give back memory that is reserved and unused."""
+
+
+class CudaRunner:
+    """The real one. In eager mode `capture` only puts the calls in a row."""
+
+    def __init__(self, index: int, mode: str) -> None:
+        self.device = torch.device("cuda", index)
+        self.mode = mode
+        torch.cuda.set_device(self.device)
+        self._stream = torch.cuda.Stream(self.device)
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def capture(self, calls: Sequence[Run]) -> Run:
+        if self.mode == "eager":
+
+            def row() -> None:
+                for call in calls:
+                    call()
+
+            return row
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        # cuDNN's attention is none of those that engines run; order of preference among the others is torch's own.
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for call in calls[:2]:  # kernels are compiled and loaded, workspaces allocated, before the capture forbids it
+                    call()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream):
+                for call in calls:
+                    call()
+
+        # The graph holds addresses, not tensors: whatever `calls` read must live as long as the graph does.
+        def replay(kept: Sequence[Run] = calls) -> None:
+            graph.replay()
+
+        return replay
+
+    def seconds(self, run: Run, count: int, before: Run | None) -> float:
+        if self.mode == "eager":
+            if before is not None:
+                before()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(count):
+                run()
+            torch.cuda.synchronize()
+            return time.perf_counter() - start
+        torch.cuda.synchronize()
+        (run if before is None else before)()  # keeps the GPU busy while the host queues the rest: no launch is in the time
+        self._start.record()
+        for _ in range(count):
+            run()
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) / 1e3
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+class GpuTimer:
+    """Times callables on a GPU; `archsearch.profiling.timer.Timer` for a device that needs no correction.
+
+    The probe (a fixed GEMM) runs before and after each timing; `slowdown` is its time over `reference_s` and is not divided out.
+    """
+
+    def __init__(self, runner: Runner, probe: Callable[[], float], reference_s: float) -> None:
+        self.runner = runner
+        self.probe = probe
+        self.reference_s = reference_s
+        self.slowdowns: list[float] = []
+
+    def time(
+        self,
+        run: Run,
+        *,
+        before: Run | None = None,
+        budget_s: float = 0.06,
+        min_repeat_s: float = 0.002,
+        calls: int | None = None,
+    ) -> Timing:
+        """Time `run` within about `budget_s`; arguments as for `Timer.time`."""
+        self.runner.seconds(run, 1, None)
+        estimate = max(self.runner.seconds(run, 1, before), 1e-7)
+        if calls is None:
+            calls = 1 if before is not None else max(1, round(min_repeat_s / estimate))
+        repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, budget_s / (calls * estimate))))
+        ahead = self.probe()
+        times = tuple(self.runner.seconds(run, calls, before) / calls for _ in range(repeats))
+        slowdown = 0.5 * (ahead + self.probe()) / self.reference_s
+        self.slowdowns.append(slowdown)
+        return Timing(times, slowdown)
+
+
+@dataclass(frozen=True)
+class GraphPrepared:
+    """A point made ready for a CUDA graph: what one graph captures, and by how many calls its time is divided."""
+
+    calls: Sequence[Run]
+    before: Run | None = None
+    budget_s: float = 0.05
+    per: int = 1
+
+
+def prepare_graph(
+    point: Point, pool: WeightPool, cold_bytes: int, flush: Run, model_cache: dict[Architecture, Any], fused: Fused
+) -> GraphPrepared:
+    """`point` as serving engines run it. `model_cache` keeps the last whole model.
+
+    A warm op runs on one set of operands, a cold one on copies that together hold `cold_bytes`. A warm pass is replayed in a row,
+    a cold one after `flush` has emptied the L2.
+    """
+    if point.op is not None:
+        calls = kernels.graph_calls(point.op, pool, cold_bytes if point.cache == "cold" else 1, fused)
+        return GraphPrepared(calls, per=len(calls))
+    assert point.arch is not None
+    if not layers.lean_supported(point.arch):
+        raise ValueError(f"no graph-mode model for {point.arch.label()}")
+    if point.kind == "layer":
+        bare = point.arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True)
+        stack = layers.LeanDecoder.random(bare, pool, fused)
+        run = layers.LeanRun(stack, batch=point.batch, capacity=point.context + point.tokens, pool=pool)
+        return GraphPrepared([run.layer_step(point.tokens, point.context)], None, 0.1, point.arch.num_hidden_layers)
+    if point.arch not in model_cache:
+        model_cache.clear()
+        model_cache[point.arch] = layers.LeanDecoder.random(point.arch, pool, fused)
+    run = layers.LeanRun(model_cache[point.arch], batch=point.batch, capacity=point.context + point.tokens, pool=pool)
+    step = run.step(point.tokens, point.context)
+    return GraphPrepared([step], flush if point.cache == "cold" else None, 0.1)
+
+
+class CudaBench:
+    """Turns points into measurements on one GPU in one mode; see the module's words. The same protocol as `CpuBench`.
+
+    `skipped`: points that did not fit the GPU's memory. `fused` by dtype says (`compiled`) whether the small kernels are one
+    launch each, as in engines.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        device: Device,
+        *,
+        mode: str = "graph",
+        runner: Runner | None = None,
+        clock_mhz: Callable[[], float | None] = lambda: None,
+        last_level_cache_bytes: int | None = None,
+        state: GpuState | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise ArchsearchError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        self.profile, self.mode, self.device = profile, mode, device
+        self.runner: Runner = CudaRunner(0, mode) if runner is None else runner
+        self.state = state
+        cache = last_level_cache_bytes or device.last_level_cache_bytes or (64 << 20)
+        self.cold_bytes = COLD_L2_MULTIPLE * cache
+        self.skipped: list[str] = []
+        self._clock_mhz = clock_mhz
+        self._clocks: list[float] = []
+        self._pools: dict[str, WeightPool] = {}
+        self._timers: dict[str, GpuTimer] = {}
+        self.fused: dict[str, Fused] = {}
+        one = layers.cache_flusher(self.cold_bytes, self.runner.device)
+        rounds = max(1, round(FLUSH_S * device.bandwidth_bytes_per_s / self.cold_bytes))
+
+        def flush() -> None:
+            for _ in range(rounds):
+                one()
+
+        self.flush: Run = flush
+
+    def pool(self, dtype: str) -> WeightPool:
+        """Random numbers on the GPU, a little more than `cold_bytes`."""
+        if dtype not in self._pools:
+            self._pools[dtype] = WeightPool(self.cold_bytes + (32 << 20), getattr(torch, dtype), str(self.runner.device))
+        return self._pools[dtype]
+
+    def timer(self, dtype: str) -> GpuTimer:
+        """The timer of a dtype. Its probe's reference speed is taken once, on a warm GPU, and kept in the profile."""
+        if dtype not in self._timers:
+            key = dtype if self.mode == "graph" else f"{dtype} eager"
+            run = self._probe_run(dtype)
+
+            def probe() -> float:
+                return self.runner.seconds(run, 4, None) / 4
+
+            end = time.perf_counter() + 1.0
+            while time.perf_counter() < end and key not in self.profile.probe_reference_s:  # clocks rise within the first second
+                probe()
+            if key not in self.profile.probe_reference_s:
+                self.profile.probe_reference_s[key] = statistics.quantiles([probe() for _ in range(100)], n=4)[0]
+                if self.profile.folder is not None:
+                    self.profile.save_header()
+            self._timers[dtype] = GpuTimer(self.runner, probe, self.profile.probe_reference_s[key])
+        return self._timers[dtype]
+
+    def _probe_run(self, dtype: str) -> Run:
+        """A fixed GEMM on weights from memory, and in eager mode small kernels beside it that feel the host."""
+        op = kernels.Gemm(16, 4096, 4096)
+        if self.mode == "graph":
+            calls = kernels.graph_calls(op, self.pool(dtype), self.cold_bytes, Fused())
+            return self.runner.capture(calls[: kernels.GRAPH_CALLS])
+        gemm = kernels.gemm(op, self.pool(dtype), self.cold_bytes)
+        small = torch.ones(4096, device=self.runner.device)
+
+        def run() -> None:
+            for _ in range(4):
+                gemm()
+                for _ in range(8):
+                    small.mul(1.0001)
+
+        return run
+
+    @property
+    def slowdowns(self) -> list[float]:
+        """Every slowdown seen so far, over all dtypes."""
+        return [slowdown for timer in self._timers.values() for slowdown in timer.slowdowns]
+
+    def release(self) -> None:
+        """Give back the memory that earlier points left reserved."""
+        self.runner.release()
+
+    def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
+        """Time one point. `model_cache` keeps the last whole model so that its several points share it.
+
+        Raises torch.OutOfMemoryError where the point does not fit; `sweep` lists it and goes on.
+        """
+        cache = {} if model_cache is None else model_cache
+        pool = self.pool(dtype)
+        ready: Prepared
+        if self.mode == "graph":
+            graph = prepare_graph(point, pool, self.cold_bytes, self.flush, cache, self._fused(dtype))
+            ready = Prepared(self.runner.capture(graph.calls), graph.before, graph.budget_s, None, graph.per)
+        else:
+            ready = prepare_eager(point, pool, self.cold_bytes, self.flush, cache)
+        timing = self.timer(dtype).time(ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls)
+        times = tuple(t / ready.per for t in timing.times_s)
+        row = Measurement(point.kind, freeze_shape(point.shape()), dtype, self.mode, point.cache, times, timing.slowdown)
+        return replace(row, throttled=self._throttled(timing.slowdown))
+
+    def _fused(self, dtype: str) -> Fused:
+        if dtype not in self.fused:
+            half = torch.bfloat16 if dtype == FP8 else getattr(torch, dtype)
+            self.fused[dtype] = fused_for(self.runner.device, half)
+        return self.fused[dtype]
+
+    def _throttled(self, slowdown: float) -> bool:
+        """Whether the SM clock, or without one the probe, is more than THROTTLED_DROP below what it was at first."""
+        clock = self._clock_mhz()
+        if clock is None or clock <= 0:
+            return self.mode == "graph" and slowdown > 1 / (1 - THROTTLED_DROP)
+        if len(self._clocks) < REFERENCE_CLOCKS:
+            self._clocks.append(clock)
+        return clock < (1 - THROTTLED_DROP) * statistics.median(self._clocks)
+
+    def measure_again_if_noisy(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
+        """`measure`, up to three times while something disturbs it; the steadiest counts, an unthrottled one before others."""
+        best = self.measure(point, dtype, model_cache)
+        for _ in range(2):
+            if not best.grossly_noisy and not best.throttled:
+                break
+            again = self.measure(point, dtype, model_cache)
+            best = min(best, again, key=lambda row: (row.throttled, row.iqr_s / row.median_s))
+        return best
+
+    def provenance(self) -> dict[str, Any]:
+        """How the rows were made, for the profile's header: driver, clocks, limits, kernels."""
+        data: dict[str, Any] = {
+            "cuda": torch.version.cuda,
+            "mode": self.mode,
+            "fused_kernels": {dtype: "triton" if fused.compiled else "torch" for dtype, fused in self.fused.items()},
+        }
+        return data | ({} if self.state is None else {"gpu": self.state.to_dict()})
+
+
+def torch_index(uuid: str) -> int:
+    """torch's number of the GPU with this NVML UUID: torch sorts by speed and counts only what CUDA_VISIBLE_DEVICES leaves.
+
+    Raises ArchsearchError where torch does not see it.
+    """
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
+    seen = [str(getattr(torch.cuda.get_device_properties(i), "uuid", "")).lower() for i in range(torch.cuda.device_count())]
+    for index, found in enumerate(seen):
+        if bare and found.removeprefix("gpu-") == bare:
+            return index
+    if len(seen) == 1:  # a MIG slice has the UUID of its card in torch; an old torch tells none
+        return 0
+    raise ArchsearchError(f"torch does not see the GPU {uuid} that NVML shows (it sees {len(seen)}); check CUDA_VISIBLE_DEVICES")
+
+
+def cuda_problem() -> str | None:
+    """Why torch cannot use a GPU here, in one line with what to do; None where it can."""
+    if torch.version.cuda is None:
+        return (
+            f"torch {torch.__version__} is built without CUDA; install a CUDA build, for example: "
+            "pip install torch --index-url https://download.pytorch.org/whl/cu128"
+        )
+    if not torch.cuda.is_available():
+        return (
+            f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU: the driver is too old for it, or the "
+            "container hides the GPU; update the driver or install a torch built for an older CUDA"
+        )
+    return None
+
+
+def supported_dtypes(device: Device, mode: str) -> list[str]:
+    """The dtypes that can be measured on `device`, best first; float8_e4m3fn stands for GEMMs in graph mode only."""
+    halves = [dtype for dtype in ("bfloat16", "float16") if dtype in device.flops_per_s]
+    capability = tuple(int(part) for part in (device.compute_capability or "0.0").split("."))
+    return [*halves, *([FP8] if mode == "graph" and capability >= (8, 9) and FP8 in device.flops_per_s else [])]
+
+
+def open_bench(
+    device: Device, profile: Profile, *, mode: str = "graph", dtype: str | None = None, allow_busy: bool = False
+) -> CudaBench:
+    """The bench of `device` on this machine, once NVML and torch agree that it is here and idle.
+
+    `device`: as `check_claim` confirmed it. Raises ArchsearchError: torch without CUDA, a dtype the device does not compute in, a
+    busy device (unless `allow_busy`).
+    """
+    problem = cuda_problem()
+    if problem is not None:
+        raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
+    if dtype is not None and dtype_name(dtype) not in (offered := supported_dtypes(device, mode)):
+        raise ArchsearchError(f"{device.name} is not measured in {dtype} in {mode} mode; use one of {', '.join(offered)}")
+    known = _OPENED.get(device.key)  # once this process is on the card, it may look like another one to NVML in a container
+    state = gpu_state(known) if known is not None else idle_gpu(device, allow_busy=allow_busy)
+    _OPENED[device.key] = state.gpu
+    index = torch_index(state.gpu.uuid)
+    found = torch.cuda.get_device_properties(index)
+    return CudaBench(
+        profile,
+        device,
+        mode=mode,
+        runner=CudaRunner(index, mode),
+        clock_mhz=sm_clock_reader(state.gpu),
+        last_level_cache_bytes=int(getattr(found, "L2_cache_size", 0)) or None,
+        state=state,
+    )
+
+
+def whole_target_fits(target: Architecture, dtype: str, memory_bytes: float, limit_bytes: float) -> bool:
+    """Whether the target's weights may be put on the device whole: below the limit and 40 % of its memory."""
+    return weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < min(limit_bytes, 0.4 * memory_bytes)

@@ -1,0 +1,173 @@
+"""Learning curves of acceptance, and where they lead: alpha at a full budget from the first part of it.
+
+    logit(alpha(t)) = level + slope x + bend x^2 / 2 + gain [annealed]        x = ln(t / reference tokens)
+
+Acceptance grows about linearly in the logarithm of the training tokens (Scylla, arXiv 2505.07858) and flattens; over the decade
+that a search looks at, the second-order term is enough for that. The four coefficients of a shape are drawn from a normal
+distribution that all shapes of one study share (`CurvePrior`), learnt from the curves that are complete (`fit_prior`: EM for a
+linear mixed model with unstructured covariance, Laird and Ware 1982). The covariance matters: shapes that start late rise
+steeply and end near the others. All is linear and Gaussian, so a prediction and its band are one update.
+
+To *rank* shapes trained to the same point, compare alpha there: carrying each curve on adds the noise of its slope (over nine
+shapes rho with the final alpha fell from 0.90 to 0.45). `extrapolate` is for the value: is this draft worth its cost when done?
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.speedup import logit, sigmoid
+
+if TYPE_CHECKING:
+    from archsearch.training.distill import CurvePoint
+
+_PSEUDO_CURVES: Final = 2.0  # how many curves the start's widths weigh against those observed
+_LIMITS: Final = (0.002, 0.998)
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaPoint:
+    """alpha after `tokens` of training, of the running mean of the weights or `annealed`; the same held-out texts throughout."""
+
+    tokens: int
+    alpha: float
+    annealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePrior:
+    """What curves of one study share: mean and covariance of level, slope per e-fold of tokens, bend per squared e-fold and gain
+    of the anneal, all in logit(alpha).
+
+    `noise_std`: scatter of one point about its curve (seed and step, not the sample of texts, which every point shares).
+    `reference_tokens`: where level and slope are counted. `curves`: how many it was learnt from.
+    """
+
+    mean: tuple[float, ...] = (0.4, 0.40, -0.06, 0.05)
+    covariance: tuple[tuple[float, ...], ...] = (
+        (1.0, 0.0, 0.0, 0.0),
+        (0.0, 0.12**2, 0.0, 0.0),
+        (0.0, 0.0, 0.06**2, 0.0),
+        (0.0, 0.0, 0.0, 0.06**2),
+    )
+    noise_std: float = 0.03
+    reference_tokens: int = 64_000
+    curves: int = 0
+
+
+# What was believed before any curve was seen, wide: where a fit starts whose result is to be tested on a curve left out.
+NEUTRAL: Final = CurvePrior()
+
+# Ten drafts of SmolLM2-135M (1 to 6 layers, 256 to 576 wide), 256k tokens each, one service domain (`benchmarks/rungs.py`,
+# 2026-11-21; fit_prior from NEUTRAL). The level is left open, it is the domain's; slopes of other targets may differ.
+MEASURED: Final = CurvePrior(
+    mean=(0.31, 0.50, -0.12, 0.0),
+    covariance=(
+        (1.0, 0.0, 0.0, 0.0),
+        (0.0, 0.0221, -0.0032, -0.0045),
+        (0.0, -0.0032, 0.0029, 0.0001),
+        (0.0, -0.0045, 0.0001, 0.0027),
+    ),
+    noise_std=0.033,
+    curves=10,
+)
+
+
+def alpha_points(curve: Sequence[CurvePoint]) -> list[AlphaPoint]:
+    """The points of a distillation's alpha curve that lie on one curve: running means, and the end of a finished anneal."""
+    points = [AlphaPoint(p.tokens, p.value) for p in curve if p.weights == "average"]
+    if curve and curve[-1].weights == "annealed":
+        points.append(AlphaPoint(curve[-1].tokens, curve[-1].value, True))
+    return points
+
+
+def marks(tokens: int, *, first: float = 1 / 16, ratio: float = 1.6) -> tuple[int, ...]:
+    """Where to look at alpha on the way to `tokens`: a geometric series from `first` of them, the end left out.
+
+    For DistillConfig(evaluate_at=...): a curve over the logarithm of tokens needs its points there, and each look costs a pass
+    over the held-out texts.
+    """
+    points, share = [], first
+    while share < 1 / math.sqrt(ratio):
+        points.append(max(1, round(share * tokens)))
+        share *= ratio
+    return tuple(points)
+
+
+def extrapolate(points: Sequence[AlphaPoint], tokens: int, prior: CurvePrior | None = None, *, annealed: bool = True) -> Estimate:
+    """alpha after `tokens` (at the end of an anneal, unless said otherwise), with the std of a measurement on the same texts.
+
+    One point is enough for an answer: the prior's slope carries it on. The std does not hold the sample of texts; for other
+    texts add the std over prompts. Raises ArchsearchError without points.
+    """
+    if not points:
+        raise ArchsearchError("a learning curve needs at least one point; train for a few thousand tokens first")
+    if tokens < 1:
+        raise ArchsearchError(f"a budget must be positive, got {tokens} tokens")
+    prior = prior or MEASURED
+    mean, covariance = _posterior(points, prior)
+    row = _row(AlphaPoint(tokens, 0.5, annealed), prior)
+    std = math.sqrt(float(row @ covariance @ row) + prior.noise_std**2)
+    alpha = sigmoid(float(row @ mean))
+    return Estimate(alpha, alpha * (1.0 - alpha) * std, "modelled")
+
+
+def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None = None, *, rounds: int = 40) -> CurvePrior:
+    """The prior that the given curves (of other shapes than the one to be predicted) speak for, beginning at `start` (MEASURED).
+
+    `start`'s means and widths count as much as two curves, so few curves do not make the widths collapse. EM over the curves'
+    coefficients.
+    """
+    usable = [list(curve) for curve in curves if len(curve) >= 2]
+    start = start or MEASURED
+    if not usable:
+        return start
+    prior, weight = start, _PSEUDO_CURVES
+    start_mean, start_covariance = np.array(start.mean), np.array(start.covariance)
+    for _ in range(rounds):
+        means, spreads, residuals, count = [], [], 0.0, 0
+        for curve in usable:
+            mean, covariance = _posterior(curve, prior)
+            rows = np.stack([_row(point, prior) for point in curve])
+            error = _targets(curve) - rows @ mean
+            residuals += float(error @ error + np.trace(rows @ covariance @ rows.T))
+            count += len(curve)
+            means.append(mean)
+            spreads.append(covariance)
+        stacked = np.stack(means)
+        # Half of the weight on the start's means: they are of one target, the slopes of another may differ.
+        centre = (stacked.sum(0) + 0.5 * weight * start_mean) / (len(usable) + 0.5 * weight)
+        away = stacked - centre
+        covariance = (np.sum(spreads, axis=0) + away.T @ away + weight * start_covariance) / (len(usable) + weight)
+        noise = math.sqrt((residuals + 4 * weight * start.noise_std**2) / (count + 4 * weight))
+        prior = CurvePrior(
+            tuple(centre.tolist()), tuple(tuple(row) for row in covariance.tolist()), noise, start.reference_tokens, len(usable)
+        )
+    return prior
+
+
+def _row(point: AlphaPoint, prior: CurvePrior) -> np.ndarray:
+    x = math.log(point.tokens / prior.reference_tokens)
+    return np.array([1.0, x, 0.5 * x * x, float(point.annealed)])
+
+
+def _targets(points: Sequence[AlphaPoint]) -> np.ndarray:
+    return np.array([logit(min(max(point.alpha, _LIMITS[0]), _LIMITS[1])) for point in points])
+
+
+def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [4] and covariance [4, 4] of a curve's coefficients."""
+    rows = np.stack([_row(point, prior) for point in points])
+    covariance, prior_mean = np.array(prior.covariance), np.array(prior.mean)
+    noise = np.eye(len(points)) * prior.noise_std**2
+    gain = covariance @ rows.T @ np.linalg.inv(rows @ covariance @ rows.T + noise)
+    mean = prior_mean + gain @ (_targets(points) - rows @ prior_mean)
+    updated = covariance - gain @ rows @ covariance
+    return mean, (updated + updated.T) / 2
