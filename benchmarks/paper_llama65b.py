@@ -139,13 +139,11 @@ def draw(models: LayerModels, devices: list[str], workload: dict[str, Workload],
                     by_depth.annotate(
                         name, (arch.num_hidden_layers, value), place, textcoords="offset points", ha=side, fontsize=8
                     )
-        words = (
-            "graph mode (CUDA graphs, from kernel tables)"
-            if mode == "graph"
-            else "eager mode (published host time of 2023; curves coincide)"
-        )
-        by_depth.set(title=f"Depth, {words}", xlabel="layers", ylabel="ms per draft token", xlim=(0, 25), ylim=(0, None))
-        by_width.set(title=f"Width, {words}", xlabel="hidden size", ylabel="ms per draft token", ylim=(0, None))
+        words = "graph mode (from kernel tables)" if mode == "graph" else "eager mode (published host time; curves coincide)"
+        by_depth.set_title(f"Depth, {words}", fontsize=10)
+        by_width.set_title(f"Width, {words}", fontsize=10)
+        by_depth.set(xlabel="layers", ylabel="ms per draft token", xlim=(0, 25), ylim=(0, None))
+        by_width.set(xlabel="hidden size", ylabel="ms per draft token", ylim=(0, None))
         for axis in (by_depth, by_width):
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8, loc="upper left")
