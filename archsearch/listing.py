@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
@@ -55,6 +55,13 @@ def devices() -> Listing:
     return ("key", "aliases", "name", "memory", "bandwidth", "peak", "unverified"), rows
 
 
+def device_facts() -> dict[str, dict[str, Any]]:
+    """Everything known about each device of the table, with the source of every figure; for --json."""
+    from archsearch.hardware.device import devices as table
+
+    return {key: device.to_dict() for key, device in table().items()}
+
+
 def profiles() -> Listing:
     from archsearch.profiles import SCHEMA_VERSION, list_profiles
 
@@ -69,14 +76,11 @@ def profiles() -> Listing:
             continue
         path = folder / "rows.jsonl"
         count = path.read_bytes().count(b"\n") if path.exists() else 0
-        known = (
-            "; ".join(
-                f"{dtype}: {part['draft step']['median_absolute_error']:.1%}"
-                for dtype, part in header["known_error"].items()
-                if "draft step" in part
-            )
-            or "not checked"
-        )
+        known = "; ".join(
+            f"{dtype}: {part['draft step']['median_absolute_error']:.1%}"
+            for dtype, part in header["known_error"].items()
+            if "draft step" in part
+        ) or ("imported tables" if "package" in (header.get("provenance") or {}) else "not checked")
         rows.append((header["device"]["key"], folder.name, str(count), known, _short(folder)))
     return ("device", "stack", "rows", "known error (draft step)", "folder"), rows
 

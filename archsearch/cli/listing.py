@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import (
-    json_option,
-)
+from archsearch.cli.options import json_option
 from archsearch.cli.output import emit, table
 
 
@@ -20,9 +20,14 @@ def list_command(what: str, as_json: bool) -> None:
     \b
     archsearch list targets
     archsearch list profiles --json
+    archsearch list devices --json     every datasheet figure with its source
     """
-    from archsearch.listing import LISTINGS
+    from archsearch.listing import LISTINGS, device_facts
 
     header, rows = LISTINGS[what]()
     text = table(rows, header) if rows else f"no {what} yet"
-    emit({what: [dict(zip(header, row, strict=True)) for row in rows]}, text, as_json)
+    data: dict[str, Any] = {what: [dict(zip(header, row, strict=True)) for row in rows]}
+    if what == "devices":
+        data["facts"] = device_facts()
+        text += "\n\nThe source of every figure: archsearch list devices --json. Of your own: devices/NAME.yaml."
+    emit(data, text, as_json)
