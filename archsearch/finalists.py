@@ -5,15 +5,17 @@ Folders inside a run:
 
     text/        what the target wrote for the training prompts, with its hidden states
     heldout/     the same for the held-out prompts: what acceptance is measured on
-    finalists/<shape>/   draft folder (weights), checkpoint/, trace.npz, training.json
+    more/        sampled answers to the training prompts, where the climb had time for them
+    finalists/<shape>/   draft folder (weights), checkpoint/, trace.npz, training.json; of a short training curve.json
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,11 +30,13 @@ from archsearch.targets import TargetRef
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
     from archsearch.acceptance.measured import Trace
-    from archsearch.training.data import Prompt, TextCache
+    from archsearch.training.data import DraftVocabulary, Prompt, TextCache
 
 HELDOUT_SHARE: Final = 0.05
 MAX_GAMMA_REPLAYED: Final = 8
 ANSWER_TOKENS: Final = 96
+SUPERNET_FIRST_TOKENS: Final = 4000  # per shape: to learn the speed
+MORE_TEMPERATURE: Final = 0.7  # of further answers: near what the target writes greedily, yet not the same again
 COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
@@ -141,6 +145,32 @@ class Workshop:
                 )
         return self._texts["text"]
 
+    def write_more(self, budget_s: float) -> TextCache | None:
+        """Sampled answers to the training prompts, where every prompt has its greedy one: more text to train on, none of it for
+        prompts whose answers are kept out to compare drafts on. None where there is none and no time for it."""
+        from archsearch.training.data import encode_prompts, generate_text
+        from archsearch.training.distill import DistillConfig, split_heldout
+
+        if budget_s > 0 and self.text().complete:
+            numbered = [replace(prompt, id=str(number)) for number, prompt in enumerate(self.prompts.train)]
+            encoded = {prompt.id: prompt.token_ids for prompt in encode_prompts(numbered, self.tokenizer)}
+            kept_out = split_heldout(self.text().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
+            unseen = {tuple(sequence.token_ids[: sequence.prompt_tokens].tolist()) for sequence in kept_out}
+            with ProgressLine("target writes more training text") as line:
+                generate_text(
+                    self.model(),
+                    self.tokenizer,
+                    [prompt for prompt in numbered if prompt.id in encoded and encoded[prompt.id] not in unseen],
+                    cache_dir=self.folder / "more",
+                    max_new_tokens=self.answer_tokens,
+                    temperature=MORE_TEMPERATURE,
+                    seed=1,
+                    budget_s=budget_s,
+                    progress=lambda p: line(f"{p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s),
+                )
+        self._load_further_text()
+        return self._texts.get("more")
+
     def text(self) -> TextCache:
         """The training text written before. Raises MissingDataError where there is none."""
         from archsearch.training.data import TextCache
@@ -168,7 +198,15 @@ class Workshop:
         return self._texts["heldout"]
 
     def training_caches(self) -> list[TextCache]:
-        return [self.text(), *([self._texts["plain"]] if "plain" in self._texts else [])]
+        self._load_further_text()
+        return [self.text(), *(self._texts[name] for name in ("plain", "more") if name in self._texts)]
+
+    def _load_further_text(self) -> None:
+        from archsearch.training.data import TextCache
+
+        for name in ("plain", "more"):
+            if name not in self._texts and any((self.folder / name).glob("shard-*.safetensors")):
+                self._texts[name] = TextCache.load(self.folder / name)
 
     def coverage(self) -> VocabularyCoverage:
         """Which share of the held-out text the most frequent tokens of the training text cover, by head size."""
@@ -195,21 +233,14 @@ class Workshop:
             / f"{arch.num_hidden_layers}x{arch.hidden_size}-ffn{arch.intermediate_size}-head{arch.head_rows}-{digest}"
         )
 
-    def train(self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "") -> TrainedDraft:
-        """Initialise `arch` from the target and distil it until `budget_s` seconds of training in all; continues a checkpoint.
-
-        Writes the draft folder and measures acceptance on the held-out text.
-        """
+    def _initial(self, arch: Architecture, caches: list[TextCache], seed: int) -> tuple[Any, DraftVocabulary | None]:
+        """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head, chosen once per shape."""
         import torch
 
-        from archsearch.acceptance.measured import agreement_trace
-        from archsearch.models import save_draft
         from archsearch.training.data import DraftVocabulary, choose_draft_vocab, token_frequencies
-        from archsearch.training.distill import DistillConfig, distill
         from archsearch.training.initialise import initialise_draft
 
         folder = self.draft_folder(arch)
-        caches = self.training_caches()
         # The ids are kept with the draft: a cache that has grown since would choose others, and the checkpoint would not fit.
         stored = folder / "vocabulary.json"
         if arch.trimmed and stored.exists():
@@ -228,6 +259,98 @@ class Workshop:
             seed=seed,
             dtype=torch.float32,
         )
+        return draft, vocabulary
+
+    def train_short(
+        self, arch: Architecture, tokens: int, seed: int = 0, label: str = "", *, limit_s: float | None = None
+    ) -> ShortTraining:
+        """Distil `arch` until it has seen `tokens` in all (or for `limit_s` seconds in all), without an anneal: its curve so far.
+
+        alpha is measured on answers to training prompts that no draft is trained on, the same for all: the held-out prompts stay
+        unseen until a finalist is measured. Continues its checkpoint; what is done is not done again; `train` goes on from there.
+        """
+        from archsearch.training.distill import DistillConfig, distill
+
+        folder = self.draft_folder(arch)
+        path = folder / "curve.json"
+        before = ShortTraining.from_dict(read_json(path, "learning curve")) if path.exists() else None
+        if before is not None and (before.tokens >= tokens or (limit_s is not None and before.seconds >= limit_s)):
+            return before
+        caches = self.training_caches()
+        draft, _ = self._initial(arch, caches, seed)
+        start = time.monotonic()
+        with ProgressLine(f"train {label or arch.label()}") as line:
+            result = distill(
+                draft,
+                caches,
+                DistillConfig(budget_s=limit_s, max_tokens=tokens, seed=seed, anneal=0.0, evaluate_at=(tokens // 4, tokens // 2)),
+                checkpoint_dir=folder / "checkpoint",
+                progress=lambda p: line(
+                    f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
+                    float(p["fraction"]),
+                    1.0,
+                ),
+            )
+        from archsearch.training.curves import alpha_points
+
+        looks = [point for point in result.alpha_curve if point.weights == "average"]
+        short = ShortTraining(
+            arch,
+            result.tokens,
+            result.seconds,
+            result.tokens_per_s,
+            tuple((point.tokens, point.alpha) for point in alpha_points(result.alpha_curve)),
+            looks[-1].hits if looks else (),
+            result.heldout_tokens,
+            time.monotonic() - start,
+        )
+        write_json(path, short.to_dict())
+        return short
+
+    def train_supernet(self, shapes: Sequence[Architecture], seconds: float, seed: int = 0) -> list[float]:
+        """alpha of each shape's slice of one supernet, trained for about `seconds`, on the texts that `train_short` compares on.
+
+        The shapes have one head. Continues its checkpoint. Raises ArchsearchError for shapes that cannot share weights.
+        """
+        from archsearch.training.data import choose_draft_vocab, token_frequencies
+        from archsearch.training.distill import split_heldout
+        from archsearch.training.supernet import SupernetConfig, build_supernet, slice_matches, train_supernet
+
+        caches = self.training_caches()
+        ids = None
+        if shapes[0].trimmed:
+            ids = choose_draft_vocab(token_frequencies(*caches), shapes[0].head_rows, self.tokenizer).token_ids
+        net = build_supernet(
+            self.model("float32"), shapes, draft_token_ids=ids, calibration_ids=_calibration_ids(caches[0]), seed=seed
+        )
+        first = SupernetConfig(tokens=SUPERNET_FIRST_TOKENS * len(shapes), seed=seed)
+        folder = self.folder / "supernet"
+        with ProgressLine(f"train a supernet over {len(shapes)} shapes") as line:
+            begin = time.monotonic()
+            # As much again as fits into the time at the speed of the first part; a checkpoint of an earlier process counts.
+            done = train_supernet(net, shapes, caches[0], first, checkpoint_dir=folder)
+            spent = max(time.monotonic() - begin, 1e-3)
+            tokens = max(done.tokens, int(first.tokens * seconds / spent)) if done.tokens < 2 * first.tokens else done.tokens
+            train_supernet(
+                net, shapes, caches[0], replace(first, tokens=tokens), checkpoint_dir=folder,
+                progress=lambda p: line(f"loss {p['loss']:.3f}", float(p["fraction"]), 1.0),
+            )  # fmt: skip
+            kept_out = split_heldout(caches[0].sequences, first.heldout_sequences)[1] or caches[0].sequences[:8]
+            matches = slice_matches(net, shapes, kept_out)
+        return [float(sum(m.sum() for m in rows) / sum(len(m) for m in rows)) for rows in matches]
+
+    def train(self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "") -> TrainedDraft:
+        """Initialise `arch` from the target and distil it until `budget_s` seconds of training in all; continues a checkpoint.
+
+        Writes the draft folder and measures acceptance on the held-out text.
+        """
+        from archsearch.acceptance.measured import agreement_trace
+        from archsearch.models import save_draft
+        from archsearch.training.distill import DistillConfig, distill
+
+        folder = self.draft_folder(arch)
+        caches = self.training_caches()
+        draft, vocabulary = self._initial(arch, caches, seed)
         with ProgressLine(f"train {label or arch.label()}") as line:
             result = distill(
                 draft,
@@ -261,6 +384,50 @@ class Workshop:
             },
         )
         return trained_draft(arch, folder, trace)
+
+
+@dataclass(frozen=True)
+class ShortTraining:
+    """A draft's first tokens of training: `points` (tokens, alpha) of its curve, `hits` and `heldout_tokens` per kept-out text at
+    the last of them. `seconds`: of training in all; `wall_s`: of the last call, looks included."""
+
+    architecture: Architecture
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+    points: tuple[tuple[int, float], ...]
+    hits: tuple[int, ...]
+    heldout_tokens: tuple[int, ...]
+    wall_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "architecture": self.architecture.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ShortTraining:
+        points = tuple((int(tokens), float(alpha)) for tokens, alpha in data["points"])
+        lists = {name: tuple(int(value) for value in data[name]) for name in ("hits", "heldout_tokens")}
+        return cls(**{**data, **lists, "points": points, "architecture": Architecture.from_dict(data["architecture"])})
+
+
+def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int = 200) -> float:
+    """Std over texts of logit(alpha of first) - logit(alpha of second), measured on the same kept-out texts (paired bootstrap).
+
+    Raises ArchsearchError where the texts differ.
+    """
+    import numpy as np
+
+    from archsearch.acceptance.measured import resampled_ratio
+
+    if first.heldout_tokens != second.heldout_tokens or not first.hits or not second.hits:
+        raise ArchsearchError("two learning curves were measured on different texts; delete them and search again")
+    counts = np.array([first.heldout_tokens, first.hits, second.hits], dtype=np.float64)
+    slopes = []
+    for hits in counts[1:]:
+        alpha = min(max(float(hits.sum() / counts[0].sum()), 0.01), 0.99)
+        slopes.append(1.0 / (alpha * (1.0 - alpha)))
+    totals = np.stack([slopes[0] * counts[1] - slopes[1] * counts[2], counts[0]], axis=1)
+    return resampled_ratio(totals, resamples=resamples).std
 
 
 @dataclass(frozen=True)

@@ -177,12 +177,23 @@ def test_estimate(world: Path) -> None:
 
 
 def test_estimate_on_a_gpu_nobody_profiled_is_marked(tmp_path: Path) -> None:
-    arguments = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--draft", "sheared-llama-1.3b", "--gpu", "a100")
+    arguments = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--draft", "sheared-llama-1.3b", "--gpu", "a10")
     text = call(*arguments).stdout
-    assert "roofline" in text and "nobody has profiled" in text
+    assert "roofline" in text and "tensor parallel 2" in text and "nobody has profiled" in text
     result = last_json(call(*arguments, "--json"))
     assert {entry["draft_s"]["source"] for entry in result["drafts"]} == {"roofline"}
     assert result["drafts"][0]["speedup"]["value"] >= result["drafts"][1]["speedup"]["value"]
+
+
+def test_estimate_from_shipped_tables_says_where_they_come_from(tmp_path: Path) -> None:
+    arguments = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--draft", "sheared-llama-1.3b", "--gpu", "a100")
+    text = call(*arguments).stdout
+    assert "graph mode" in text and "aiconfigurator-core 0.12.0" in text and "not measured by archsearch" in text
+    result = last_json(call(*arguments, "--json"))
+    assert {entry["draft_s"]["source"] for entry in result["drafts"]} == {"modelled"}
+    assert result["workload"]["mode"] == "graph" and result["workload"]["tensor_parallel"] == 1
+    eager = call(*arguments, "--mode", "eager", "--alpha", "0.7").stdout
+    assert "published constant of another stack" in eager
 
 
 def test_estimate_notes_another_vocabulary(world: Path) -> None:
@@ -644,8 +655,10 @@ def test_a_gpu_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_target_that_does_not_fit(tmp_path: Path) -> None:
-    line = refused("search", "--target", "llama-65b", "--gpu", "a100-sxm4-40gb")
+    line = refused("search", "--target", "llama-65b", "--gpu", "a100-sxm4-40gb", "--tensor-parallel", "1")
     assert "--tensor-parallel" in line and not list(tmp_path.iterdir())
+    line = refused("search", "--target", "llama-3.1-405b", "--gpu", "t4")
+    assert "eight t4" in line and not list(tmp_path.iterdir())
 
 
 def test_runs_that_are_none(world: Path) -> None:

@@ -122,7 +122,7 @@ def search(
     if confirm_count is None and not no_confirm and (trains or (time_budget is not None and not given)):
         wanted = 1
         if not trains:  # nobody asked for training in so many words: without weights the prior's ranking is the answer
-            note = pipeline.missing_weights(target)
+            note = pipeline.cannot_train(target, gpu)
             wanted = 0 if note else 1
     if wanted:
         climb = (trains or not given) and not set_by_user("finalists")
@@ -170,9 +170,9 @@ def search_text(result: dict[str, Any]) -> str:
     from archsearch.runs import open_run
 
     lines = [f"Latency: {result['latency']}.", f"{result['trials']} trials in space {result['space']}.", ""]
-    lines += [f"Note: {note}." for note in result.get("notes", [])]
+    lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
     if result.get("rungs"):
-        lines += ["", *rung_lines(result), ""]
+        lines += [*rung_lines(result), ""]
     return "\n".join(lines) + summary_text(open_run(Path(result["run"])))
 
 

@@ -12,17 +12,24 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
 from archsearch import speedup as speculation
-from archsearch.acceptance.distilled import DistilledAcceptance
-from archsearch.acceptance.estimator import AcceptanceEstimator, AcceptanceObservation, VocabularyCoverage
-from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.estimator import (
+    Acceptance,
+    AcceptanceContext,
+    AcceptanceEstimator,
+    AcceptanceObservation,
+    VocabularyCoverage,
+)
+from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
+from archsearch.acceptance.supernet import SupernetAcceptance, check
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
 from archsearch.finalists import ShortTraining, TrainedDraft, Workshop, paired_logit_std
 from archsearch.pipeline.latency import machine_slowdown
@@ -31,11 +38,18 @@ from archsearch.progress import human_time
 from archsearch.search import rungs, study
 from archsearch.search.objective import Score, Scorer, difference_std
 from archsearch.search.rungs import Plan, Round
+from archsearch.search.space import InvalidShape
+
+if TYPE_CHECKING:
+    from archsearch.training.curves import CurvePrior
 
 RUNGS_FILE: Final = "rungs.json"
 FORMAT: Final = 1
 POOL: Final = 48  # candidates that a choice is made among
-HORIZON: Final = 16  # a curve is carried on to at most so many times its tokens: beyond, nothing is known about the order
+SUPERNET_SHARE: Final = 0.5  # of the rungs' time, where a supernet is asked for
+SUPERNET_SHAPES: Final = 12
+LEAST_PICK: Final = 0.0005  # ln(speed-up): a shape that promises less is not trained to be compared
+LEAST_SLOPE: Final = 0.05  # logit(alpha) per e-fold of tokens: a curve goes on rising by this much at least
 EXACT_TOKENS: Final = 4 * 32 * 2  # what the exactness check in float32 generates
 FLOAT32_COST: Final = 2.0  # of a target step, beside the run's dtype
 TYPICAL_SPEEDUP: Final = 1.5  # of the half of a confirmation that runs with a draft
@@ -114,23 +128,39 @@ class Climb:
     out: dict[Architecture, str] = field(default_factory=dict)
     full_tokens: int | None = None
     acceptance: AcceptanceEstimator = field(default_factory=PriorAcceptance)
+    _learnt: tuple[Any, ...] | None = None
 
     # -- what is believed -------------------------------------------------------------------------------------------------------
 
     def learn(self, finalists: Sequence[AcceptanceObservation] = ()) -> None:
         """Fit what is known of acceptance to all that was trained, and score with it from now on."""
-        context = replace(self.scorer.context, trained_tokens=None if self.full_tokens is None else float(self.full_tokens))
-        if self.shorts or finalists:
-            from archsearch.training.curves import AlphaPoint
+        state = (
+            "supernet" in self.ledger.data,
+            *((arch, short.tokens) for arch, short in self.shorts.items()),
+            self.full_tokens,
+            len(finalists),
+        )
+        if state == self._learnt:
+            return
+        self._learnt = state
+        context = self.scorer.context
+        fitted: AcceptanceEstimator
+        if self.shorts:
+            from archsearch.training.curves import AlphaPoint, fit_prior
 
-            curves = {arch: [AlphaPoint(*point) for point in short.points] for arch, short in self.shorts.items()}
-            most = max((short.tokens for short in self.shorts.values()), default=self.full_tokens or 1)
-            horizon = max(min(self.full_tokens or HORIZON * most, HORIZON * most), 1)
-            at = replace(context, temperature=0.0, trained_tokens=float(horizon))
-            fitted: AcceptanceEstimator = DistilledAcceptance(curves, horizon, at, sampling_std=self._sampling_std())
-            fitted.fit([*self.known, *finalists])
+            curves = [[AlphaPoint(*point) for point in short.points] for short in self.shorts.values()]
+            at = max(short.tokens for short in self.shorts.values())
+            end = max(self.full_tokens or at, at)
+            context = replace(context, trained_tokens=float(end))
+            shared = fit_prior(curves)
+            levels = self.levels(shared)
+            # What is trained here is known better from here than from an earlier run on other text.
+            others = [item for item in self.known if item.architecture not in levels]
+            prior = self._slices() or PriorAcceptance()
+            fitted = Foretold(prior, levels, growth(shared, at, end), self._sampling_std(), replace(context, temperature=0.0))
+            fitted.fit([*others, *finalists])
         else:
-            fitted = PriorAcceptance().fit(self.known)
+            fitted = (self._slices() or PriorAcceptance()).fit([*self.known, *finalists])
         self.acceptance = fitted
         old = self.scorer
         self.scorer = Scorer(
@@ -138,6 +168,80 @@ class Climb:
             coverage=old.context.coverage, limits=old.limits, target_correlation=old.target_correlation,
         )  # fmt: skip
         self.scorer.context = context
+
+    def _slices(self) -> SupernetAcceptance | None:
+        """What a supernet says, where one was trained: alpha of its slices, and the prior for the rest."""
+        found = self.ledger.data.get("supernet")
+        if found is None or "slices" not in found:
+            return None
+        shapes = [Architecture.from_dict(shape) for shape in found["shapes"]]
+        return SupernetAcceptance(dict(zip(shapes, found["slices"], strict=True)))
+
+    def supernet(self, scores: Sequence[Score], seconds: float) -> None:
+        """Train one draft with shared weights over candidates with one head: its slices rank them before the short trainings.
+
+        Only where it is asked for by name: on its own it has to rank better than the prior first (`acceptance.supernet.check`).
+        """
+        from archsearch.training.supernet import covers
+
+        data = self.ledger.data
+        if "slices" in data.get("supernet", {}):
+            return
+        if "supernet" not in data:
+            fitting = [score for score in scores if covers(self.scorer.target, score.architecture)]
+            same = [score for score in fitting if _head(score.architecture) == _head(fitting[0].architecture)]
+            if len(same) < 2:
+                raise ArchsearchError(
+                    "--alpha supernet needs two candidates that are slices of one draft (no wider than the target, its head_dim, "
+                    f"no window, one head); of {len(scores)} that could win {len(same)} are; use --alpha distilled"
+                )
+            picks = rungs.best_set(self.draws(same), [0.0] * len(same), 1.0, most=SUPERNET_SHAPES, least=2)
+            data["supernet"] = {"shapes": [same[pick.index].architecture.to_dict() for pick in picks]}
+            self.ledger.save()
+        shapes = [Architecture.from_dict(shape) for shape in data["supernet"]["shapes"]]
+        start = time.monotonic()
+        data["supernet"]["slices"] = self.shop.train_supernet(shapes, seconds, self.session.request.seed)
+        self._learnt = None
+        self.ledger.step("supernet", time.monotonic() - start)
+        values = data["supernet"]["slices"]
+        say(f"supernet: alpha of {len(shapes)} slices from {min(values):.3f} to {max(values):.3f}")
+
+    def _supernet_verdict(self) -> None:
+        """Whether the supernet ranked the shapes that were trained alone better than the prior did."""
+        found = self._slices()
+        if found is not None:
+            context = self.scorer.context
+            prior = PriorAcceptance().fit(self.known)
+            alone = {shape: short.points[-1][1] for shape, short in self.shorts.items() if short.points}
+            believed = {shape: prior.predict(shape, context).alpha.value for shape in alone}
+            self.ledger.note(check(found.slices, believed, alone).reason)
+
+    def levels(self, shared: CurvePrior) -> dict[Architecture, tuple[float, float]]:
+        """Where each trained shape will stand among them when all are trained in full: (logit(alpha), std of its own error), at
+        the tokens of the longest.
+
+        Round by round: the mean of a round's shapes is where the round before left them (newcomers count at the mean), and each
+        one's distance from it is what `catch_up` leaves of it.
+        """
+        result: dict[Architecture, tuple[float, float]] = {}
+        marks = sorted({short.tokens for short in self.shorts.values()})
+        done = 0
+        for mark in marks:
+            group = [short for short in self.shorts.values() if short.tokens >= mark]
+            measured = {short.architecture: _logit_at(short, mark) for short in group}
+            if done:  # all move on by what training between the two marks adds
+                rise = growth(shared, done, mark).value - shared.mean[3]
+                result = {shape: (value + rise, std) for shape, (value, std) in result.items()}
+            before = [result[shape][0] for shape in measured if shape in result]
+            centre = float(np.mean(list(measured.values())))
+            anchor = float(np.mean(before)) if before else centre
+            spread, std = rungs.catch_up(mark)
+            for short in group:
+                paired = max((paired_logit_std(short, other) for other in group[:4] if other is not short), default=0.0)
+                own = math.hypot(std, paired / math.sqrt(2.0))
+                result[short.architecture] = (anchor + (measured[short.architecture] - centre) / spread, own)
+            done = mark
+        return result
 
     def _sampling_std(self) -> float:
         """Std of a measured alpha over the kept-out texts; all drafts share them."""
@@ -151,17 +255,32 @@ class Climb:
         return max(stds, default=0.0)
 
     def gap_std(self, first: Architecture, second: Architecture) -> float:
-        """Std of the difference of two logits of alpha: the estimator's, and for trained shapes that of their texts (paired)."""
-        known = self.acceptance.difference_std(first, second, self.scorer.context)
-        one, other = self.shorts.get(first), self.shorts.get(second)
-        if one is None or other is None or first == second:
-            return known
-        return math.hypot(known, paired_logit_std(one, other))
+        """Std of the difference of two logits of alpha."""
+        return self.acceptance.difference_std(first, second, self.scorer.context)
 
     def standings(self) -> list[Score]:
         """Scores of all that are still in, best first."""
         scores = [self.scorer(shape) for shape in self.pool if shape not in self.out]
         return sorted(scores, key=lambda score: (-score.speedup.value, score.parameters))
+
+    def look_around(self, leaders: int = 5) -> None:
+        """Take the neighbours of the best into the pool: what was learnt may have moved the best to where rung 0 did not look."""
+        space, target = self.session.space, self.scorer.target
+        for score in self.standings()[:leaders]:
+            shape = score.architecture
+            window = shape.window_pattern + (str(shape.sliding_window) if "S" in shape.window_pattern else "")
+            same = ("num_hidden_layers", "hidden_size", "num_key_value_heads", "kv_group_size", "head_dim", "tie_word_embeddings")
+            wanted = {name: getattr(shape, name) for name in same} | {
+                "ffn_ratio": shape.intermediate_size / shape.hidden_size,
+                "draft_vocab_size": shape.head_rows,
+                "window": window,
+            }
+            for indices in space.neighbours(space.nearest(wanted, target), target):
+                found = space.build(indices, target)
+                if isinstance(found, InvalidShape) or found in self.pool:
+                    continue
+                if all(value <= 0 for value in self.scorer.constraints(found).values()):
+                    self.pool[found] = None
 
     def contenders(self) -> list[Score]:
         """Those that could still win, best first; at most POOL, the most promising."""
@@ -173,14 +292,25 @@ class Climb:
         def gap(i: int, j: int) -> float:
             return difference_std(scores[i], scores[j], self.acceptance, self.scorer.context)
 
-        kept = [i for i, alive in enumerate(rungs.could_win(values, gap)) if alive]
-        kept.sort(key=lambda i: -(values[i] + gap(i, 0)))
-        return [scores[i] for i in sorted(kept[:POOL])]
+        kept = [scores[i] for i, alive in enumerate(rungs.could_win(values, gap)) if alive]
+        # The best of every depth: many shapes of one depth must not crowd the others out.
+        depths: dict[int, list[Score]] = {}
+        for score in kept:
+            depths.setdefault(score.architecture.num_hidden_layers, []).append(score)
+        each = max(2, POOL // len(depths))
+        pool = [score for group in depths.values() for score in group[:each]]
+        pool += [score for score in kept if score not in pool][: max(0, POOL - len(pool))]
+        return sorted(pool, key=lambda score: (-score.speedup.value, score.parameters))
 
     def draws(self, scores: Sequence[Score]) -> np.ndarray:
         """[draws, scores] of ln(speed-up) as it may turn out when acceptance is known."""
         shapes = [score.architecture for score in scores]
-        gaps = np.array([[self.gap_std(a, b) for b in shapes] for a in shapes])
+        own = 2.0 * SHAPE_NOISE_STD**2
+        # What no term explains is alike in shapes that are alike: without that, twins look like two draws of a lottery.
+        gaps = np.array([
+            [math.sqrt(max(self.gap_std(a, b) ** 2 - own * kinship(a, b), 0.0)) if a != b else 0.0 for b in shapes]
+            for a in shapes
+        ])  # fmt: skip
         slopes = np.array([slope(score) for score in scores])
         alpha = scores[0].alpha
         level = alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-3)
@@ -262,6 +392,10 @@ class Climb:
         if "rung_end_s" not in data:
             data["rung_s"], data["rung_end_s"] = rung_s, self.ledger.elapsed_s() + rung_s
             self.ledger.save()
+        if self.session.request.alpha == "supernet":
+            self.supernet(first, SUPERNET_SHARE * rung_s)
+            self.learn()
+            first = self.contenders()
         if not data["rounds"]:
             self.probe(first[0].architecture, rung_s)
         if not self.shorts:
@@ -314,6 +448,7 @@ class Climb:
             shapes = [Architecture.from_dict(item) for item in entry["shapes"]]
         else:
             self.learn()
+            self.look_around()
             scores = self.contenders()
             draws = self.draws(scores)
             left = data["rung_end_s"] - self.ledger.elapsed_s()
@@ -322,13 +457,20 @@ class Climb:
                 why = "one candidate is left" if len(scores) < 2 else f"knowing more would bring {gain:.1%}"
                 self.ledger.note(f"rung 1 ends after round {number - 1}: {why}")
                 return False
-            # This round's share of the seconds; a later one trains half as many twice as long, at about equal cost.
-            share = left / (of - number + 1) if of > number else left
+            share = left * part_of_round(data["schedule"], number)
             costs = [self.cost_s(score.architecture, step.tokens) for score in scores]
+            # The first round also asks where the prior is least sure: the best of each depth has a place.
+            depths = {score.architecture.num_hidden_layers: i for i, score in reversed(list(enumerate(scores)))}
             picks = rungs.best_set(
-                draws, costs, max(share, 0.0) * 1.15, most=step.places, least=2, least_gain=rungs.LEAST_GAIN / 3
+                draws,
+                costs,
+                max(share, 0.0) * 1.1,
+                most=step.places,
+                least=2 if number == 1 else 1,
+                least_gain=LEAST_PICK,
+                start=sorted(depths.values())[: math.ceil(step.places / 3)] if number == 1 else (),
             )
-            if number > 1 and sum(costs[pick.index] for pick in picks[:2]) > 1.5 * max(left, 0.0):
+            if number > 1 and costs[picks[0].index] > 1.2 * max(left, 0.0):
                 self.ledger.note(f"rung 1 ends after round {number - 1}: its time is spent")
                 return False
             shapes = [scores[pick.index].architecture for pick in picks]
@@ -344,6 +486,8 @@ class Climb:
         self.learn()
         entry["seconds"] = entry.get("seconds", 0.0) + time.monotonic() - start
         self._judge(entry)
+        if number == 1:
+            self._supernet_verdict()
         entry["done"] = True
         entry["end"] = sum(shape not in self.out for shape in self.pool) < 2
         self.ledger.save()
@@ -418,8 +562,8 @@ class Climb:
                 self.aim(self.left_s())
             self.learn()
             scores = self.contenders() or self.standings()
-            if self.shorts:  # of equals, one whose training has begun
-                scores = sorted(scores, key=lambda s: (-round(s.speedup.value, 3), s.architecture not in self.shorts))
+            if data["rounds"]:  # what was measured goes before what is only believed
+                scores = [score for score in scores if score.architecture in self.shorts] or scores
             most = max(wanted, min(3, self.session.request.finalists))
             loss = slope(scores[0]) * curve_slope(self.full_tokens or rungs.FIRST_TOKENS)
             count = max(wanted, rungs.finalist_count(self.draws(scores[: 2 * most]), loss, most))
@@ -486,12 +630,115 @@ def slope(score: Score) -> float:
     return speculation.tau_slope(alpha, score.gamma) * alpha * (1.0 - alpha) / score.tau.value
 
 
-def curve_slope(tokens: int) -> float:
-    """logit(alpha) per e-fold of tokens at the end of a training, by the shipped belief about curves; not below 0.05."""
+def curve_slope(tokens: int, prior: CurvePrior | None = None) -> float:
+    """logit(alpha) per e-fold of training tokens, there; not below LEAST_SLOPE."""
     from archsearch.training.curves import CurvePrior
 
-    prior = CurvePrior()
-    return max(0.05, prior.slope[0] + prior.bend[0] * math.log(max(tokens, 1) / prior.reference_tokens))
+    prior = prior or CurvePrior()
+    _, slope_there, bend, _ = prior.mean
+    return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / prior.reference_tokens))
+
+
+def growth(prior: CurvePrior, start: int, end: int) -> Estimate:
+    """What training from `start` to `end` tokens and the anneal add to logit(alpha) of all shapes.
+
+    Integrated over ln(tokens). Half of it is taken as its std: it is carried on far beyond where it was seen.
+    """
+    gain, gain_std = prior.mean[3], math.sqrt(prior.covariance[3][3])
+    if end <= start:
+        return Estimate(gain, gain_std, "modelled")
+    steps = np.linspace(math.log(start), math.log(end), 33)
+    slopes = [curve_slope(round(math.exp(x)), prior) for x in (steps[:-1] + steps[1:]) / 2]
+    risen = float(np.sum(np.diff(steps) * slopes))
+    return Estimate(risen + gain, math.hypot(0.5 * risen, gain_std), "modelled")
+
+
+class Foretold:
+    """Acceptance after the full training: the prior, fitted to where the short trainings lead, and of a trained shape also what
+    it shows beyond the prior's terms.
+
+    `levels` (shape: logit(alpha), std) as `Climb.levels` gives them; `grown`: what training on to the end adds for all alike. A
+    shape has an effect of its own (std `SHAPE_NOISE_STD`) that no term explains; a measurement with
+    error e tells S^2 / (S^2 + e^2) of what it departs from the fit.
+    """
+
+    def __init__(
+        self,
+        prior: PriorAcceptance | SupernetAcceptance,
+        levels: Mapping[Architecture, tuple[float, float]],
+        grown: Estimate,
+        sampling_std: float,
+        context: AcceptanceContext,
+    ) -> None:
+        self.prior, self.levels, self.grown, self.sampling_std, self.context = prior, levels, grown, sampling_std, context
+        self.noise_std = SHAPE_NOISE_STD
+
+    def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
+        seen = {item.architecture for item in observations if item.context.trained_tokens == self.context.trained_tokens}
+        ours = []
+        for shape, (level, std) in self.levels.items():
+            if shape not in seen:
+                alpha = speculation.sigmoid(level + self.grown.value)
+                ours.append(AcceptanceObservation(shape, Estimate(alpha, alpha * (1 - alpha) * std, "measured"), self.context))
+        self.prior.fit([*observations, *ours])
+        return self
+
+    def _told(self, architecture: Architecture) -> float:
+        """How much of its own effect a shape's training told: 0 for none, 1 for all."""
+        if architecture not in self.levels:
+            return 0.0
+        return self.noise_std**2 / (self.noise_std**2 + self.levels[architecture][1] ** 2)
+
+    def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
+        found = self.prior.predict(architecture, context)
+        alpha = min(max(found.alpha.value, 0.002), 0.998)
+        variance = (found.alpha.std / (alpha * (1.0 - alpha))) ** 2
+        level = speculation.logit(alpha)
+        told = self._told(architecture)
+        if told:
+            here = self.prior.predict(architecture, self.context).alpha.value
+            departs = self.levels[architecture][0] + self.grown.value - speculation.logit(min(max(here, 0.002), 0.998))
+            level += told * departs
+            variance = max(variance - told * self.noise_std**2, 0.0)
+        alpha = speculation.sigmoid(level)
+        std = math.sqrt(variance + self.grown.std**2) * alpha * (1.0 - alpha)
+        return Acceptance(Estimate(alpha, math.hypot(std, self.sampling_std), "modelled"), found.drift)
+
+    def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
+        if first == second:
+            return 0.0
+        known = (self._told(first) + self._told(second)) * self.noise_std**2
+        return math.sqrt(max(self.prior.difference_std(first, second, context) ** 2 - known, 1e-6))
+
+
+def _logit_at(short: ShortTraining, tokens: int) -> float:
+    """logit(alpha) at `tokens`, between the points of its curve (straight in ln(tokens))."""
+    xs = [math.log(point[0]) for point in short.points]
+    ys = [speculation.logit(min(max(point[1], 0.002), 0.998)) for point in short.points]
+    return float(np.interp(math.log(tokens), xs, ys))
+
+
+def part_of_round(schedule: Sequence[Mapping[str, int]], number: int) -> float:
+    """The share of round `number` (from 1) in what it and those after it cost."""
+    costs, before = [], 0
+    for step in schedule:
+        costs.append(step["places"] * (step["tokens"] - before))
+        before = step["tokens"]
+    return costs[number - 1] / sum(costs[number - 1 :])
+
+
+def kinship(first: Architecture, second: Architecture) -> float:
+    """How much of what no term explains two shapes have in common, 0 to 1: falls with every doubling of a dimension. Assumed."""
+    pairs = (
+        (first.num_hidden_layers, second.num_hidden_layers, 2.0), (first.hidden_size, second.hidden_size, 2.0),
+        (first.intermediate_size, second.intermediate_size, 0.5), (first.num_attention_heads, second.num_attention_heads, 0.5),
+        (first.num_key_value_heads, second.num_key_value_heads, 0.25), (first.head_rows, second.head_rows, 0.25),
+    )  # fmt: skip
+    return math.exp(-sum(weight * abs(math.log2(a / b)) for a, b, weight in pairs))
+
+
+def _head(shape: Architecture) -> tuple[Any, ...]:
+    return (shape.draft_vocab_size, shape.tie_word_embeddings, shape.head_dim, shape.model_type)
 
 
 def work(shape: Architecture) -> float:
@@ -601,21 +848,38 @@ def trial_rows(rows: Sequence[dict[str, Any]], ledger: Ledger) -> list[dict[str,
     found: dict[str, list[dict[str, Any]]] = {}
     for record in ledger.data["rungs"]:
         found.setdefault(_key(record["shape"]), []).append(record)
-    result = []
+    result: list[dict[str, Any]] = []
+    seen: set[str] = set()
     for row in rows:
-        merged = dict(row)
-        records = found.get(_key({name: row.get(name) for name in _SHAPE}), []) if row.get("hidden_size") else []
-        if row.get("state") == "COMPLETE":
-            merged["rung"] = max((record["rung"] for record in records), default=0)
-        for record in records:
-            name = f"rung_{record['rung']}" + (f"_{record['round']}" if record["rung"] == 1 else "")
-            alpha, score = record["alpha"], record["score"]
-            merged |= {
-                f"{name}_state": record["state"], f"{name}_alpha": alpha["value"], f"{name}_alpha_std": alpha["std"],
-                f"{name}_alpha_source": alpha["source"], f"{name}_speedup": score["value"],
-            }  # fmt: skip
-        result.append(merged)
+        records = found.get(_key(row), []) if row.get("state") == "COMPLETE" else []
+        result.append(with_rungs(row, records) if row.get("state") == "COMPLETE" else dict(row))
+        seen.update(_key(record["shape"]) for record in records)
+    for key, records in found.items():
+        if key not in seen:
+            last = {**records[-1]["shape"], "speedup": records[-1]["score"]["value"], "speedup_std": records[-1]["score"]["std"]}
+            extra = {
+                "number": len(result),
+                "state": "COMPLETE",
+                "origin": "climb",
+                "cached": False,
+                "feasible": True,
+                "invalid": "",
+            }
+            result.append(with_rungs({**extra, **last}, records))
     return result
+
+
+def with_rungs(row: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A row with the columns of the rungs its shape reached."""
+    merged = {**row, "rung": max((record["rung"] for record in records), default=0)}
+    for record in records:
+        name = f"rung_{record['rung']}" + (f"_{record['round']}" if record["rung"] == 1 else "")
+        alpha, score = record["alpha"], record["score"]
+        merged |= {
+            f"{name}_state": record["state"], f"{name}_alpha": alpha["value"], f"{name}_alpha_std": alpha["std"],
+            f"{name}_alpha_source": alpha["source"], f"{name}_speedup": score["value"],
+        }  # fmt: skip
+    return merged
 
 
 _SHAPE: Final = tuple(Architecture.__dataclass_fields__)
@@ -651,5 +915,3 @@ def summary(ledger: Ledger) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return rows
-
-

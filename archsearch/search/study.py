@@ -27,7 +27,7 @@ from archsearch.search.space import InvalidShape, SearchSpace
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.study import Study
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, Trial
 
 STARTUP_TRIALS: Final = 40
 # Invalid shapes do not count as trials; after this many asks per trial the search ends with what it has.
@@ -74,9 +74,13 @@ def open_storage(where: str | Path) -> str | BaseStorage:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    from archsearch.search.journal import FileLock, drop_torn_line
+
     try:
         Path(text).parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(text))
+        lock = FileLock(text)
+        drop_torn_line(text, lock)
+        return JournalStorage(JournalFileBackend(text, lock))  # type: ignore[arg-type]  # acquire and release are all it asks
     except OSError as error:
         raise ArchsearchError(f"cannot write {text}: {error.strerror or error}; choose a folder you can write to") from error
 
@@ -295,6 +299,78 @@ def trial_row(trial: FrozenTrial) -> dict[str, Any]:
         elif name != "rank":
             row[name] = value
     return row
+
+
+class ClimbStudy:
+    """The climb as a study in the same storage: a trial per candidate, which reports its score at every rung it reaches.
+
+    `RungPruner` says who cannot win any more. A mirror of what the climb decides: `sync` may be called again with what was said
+    before, so that a climb that was killed between two writes is whole again.
+    """
+
+    NAME: Final = "archsearch-climb"
+
+    def __init__(self, space: SearchSpace, scorer: Scorer, storage: str | Path, k_std: float) -> None:
+        import optuna
+
+        from archsearch.search.pruner import RungPruner
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.space, self.target = space, scorer.target
+        self.study: Study = optuna.create_study(
+            storage=open_storage(storage),
+            study_name=self.NAME,
+            direction="maximize",
+            load_if_exists=True,
+            pruner=RungPruner(k_std),
+            sampler=optuna.samplers.RandomSampler(seed=0),
+        )
+        _claim(self.study, space, scorer, str(storage))
+        self.ids: dict[Architecture, int] = {
+            Architecture.from_dict(trial.user_attrs["architecture"]): trial._trial_id
+            for trial in self.study.get_trials(deepcopy=False)
+            if "architecture" in trial.user_attrs
+        }
+
+    def _trial(self, shape: Architecture) -> Trial:
+        import optuna
+
+        if shape not in self.ids:
+            trial = self.study.ask()
+            trial.set_user_attr("architecture", shape.to_dict())
+            trial.set_user_attr("origin", "climb")
+            self.ids[shape] = trial._trial_id
+        return optuna.trial.Trial(self.study, self.ids[shape])
+
+    def _frozen(self, shape: Architecture) -> FrozenTrial:
+        return self.study._storage.get_trial(self.ids[shape])
+
+    def report(self, shape: Architecture, rung: int, score: float, relative_std: float, alpha: dict[str, Any]) -> None:
+        """The score of a candidate at a rung, with the std that is its own. What was reported before stays as it is."""
+        trial = self._trial(shape)
+        frozen = self._frozen(shape)
+        if frozen.state.is_finished() or rung in frozen.intermediate_values:
+            return
+        trial.set_user_attr("relative_std", {**frozen.user_attrs.get("relative_std", {}), str(rung): relative_std})
+        trial.set_user_attr("alpha", {**frozen.user_attrs.get("alpha", {}), str(rung): alpha})
+        trial.report(score, rung)
+
+    def should_prune(self, shape: Architecture) -> bool:
+        """Whether `RungPruner` sees no way left for it to win."""
+        return self._trial(shape).should_prune()
+
+    def finish(self, shape: Architecture, why: str, score: float | None = None) -> None:
+        """End a candidate's trial: complete with its `score`, or pruned."""
+        from optuna.trial import TrialState
+
+        trial = self._trial(shape)
+        if self._frozen(shape).state.is_finished():
+            return
+        trial.set_user_attr("why", why)
+        if score is None:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self.study.tell(trial, score)
 
 
 def enumerate_best(

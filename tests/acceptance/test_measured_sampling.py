@@ -323,7 +323,7 @@ def test_explain_needs_no_weights(built, tmp_path):
         (("--target", "target", "--draft", "plain_draft", "--temperature", "-1"), "temperature must be at least 0"),
         (("--target", "target", "--draft", "plain_draft", "--temperature", "1", "--top-p", "0"), "top_p must lie above 0"),
         (("--target", "target", "--draft", "broken"), "weights are broken"),
-        (("--target", "target", "--draft", "plain_draft", "--domain", "poems"), "unknown domain 'poems'; use one of chat"),
+        (("--target", "target", "--draft", "plain_draft", "--domain", "poems"), "'poems' is not one of 'chat'"),
     ],
 )
 def test_bad_input_is_one_line(built, monkeypatch, arguments, words):

@@ -1,5 +1,6 @@
 """The search: against full enumeration, resumed, interrupted, repeated."""
 
+import os
 import time
 
 import optuna
@@ -7,7 +8,7 @@ import pytest
 
 from archsearch.errors import ArchsearchError
 from archsearch.search.space import Limits, SearchSpace, load_space
-from archsearch.search.study import enumerate_best, search
+from archsearch.search.study import ClimbStudy, enumerate_best, open_storage, search
 from archsearch.workload import Workload
 
 
@@ -162,3 +163,57 @@ def test_bad_requests(make_scorer, small_space, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ArchsearchError, match="cannot write"):
         search(small_space, make_scorer(), trials=5, storage=tmp_path / "file" / "j.log")
+
+
+# -- the journal ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stale_lock_of_a_killed_process_is_not_waited_for(make_scorer, small_space, tmp_path, monkeypatch):
+    """Optuna's own lock by a relative path would be waited for for ever: its link points nowhere."""
+    monkeypatch.chdir(tmp_path)
+    search(small_space, make_scorer(), trials=3, storage="runs/a/journal.log")
+    os.symlink("runs/a/journal.log", "runs/a/journal.log.lock")
+    start = time.monotonic()
+    assert search(small_space, make_scorer(), trials=6, storage="runs/a/journal.log").finished == 6
+    assert time.monotonic() - start < 20
+
+
+def test_a_torn_last_line_is_dropped(make_scorer, small_space, tmp_path):
+    path = tmp_path / "journal.log"
+    search(small_space, make_scorer(), trials=3, storage=path)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"op_code":4,"worker')
+    open_storage(path)
+    assert path.read_bytes() == whole
+    assert search(small_space, make_scorer(), trials=5, storage=path).finished == 5
+
+
+# -- the climb's study ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_climbs_study_goes_on_and_says_things_once(make_scorer, small_space, smollm2, tmp_path):
+    shapes = list(small_space.enumerate(smollm2))[:3]
+    alpha = {"value": 0.5, "std": 0.1, "source": "modelled"}
+
+    def opened():
+        return ClimbStudy(small_space, make_scorer(), tmp_path / "journal.log", 1.5)
+
+    first = opened()
+    for shape, score in zip(shapes, (2.0, 1.95, 1.0), strict=True):
+        first.report(shape, 1, score, 0.02, alpha)
+    assert [first.should_prune(shape) for shape in shapes] == [False, False, True]
+    first.finish(shapes[2], "cannot win")
+    again = opened()  # another process, which says the same and then more
+    again.report(shapes[0], 1, 7.0, 0.02, alpha)
+    again.report(shapes[0], 2, 2.1, 0.01, alpha)
+    again.finish(shapes[2], "cannot win, again")
+    again.report(shapes[2], 2, 9.0, 0.01, alpha)
+    again.finish(shapes[0], "finalist", 2.2)
+    again.finish(shapes[1], "dropped")
+    trials = again.study.get_trials()
+    assert [t.state.name for t in trials] == ["COMPLETE", "PRUNED", "PRUNED"]
+    assert trials[0].intermediate_values == {1: 2.0, 2: 2.1} and trials[0].value == 2.2
+    assert trials[2].intermediate_values == {1: 1.0} and trials[2].user_attrs["why"] == "cannot win"
+    assert trials[0].user_attrs["alpha"]["2"] == alpha
+    with pytest.raises(ArchsearchError, match="about another space"):
+        ClimbStudy(load_space("demo"), make_scorer(), tmp_path / "journal.log", 1.5)

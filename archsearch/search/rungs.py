@@ -1,0 +1,258 @@
+"""Who climbs: how a time budget is divided, which candidates are trained how long, and when that ends. Numbers in, choices out.
+
+A search climbs from the prior over short trainings to the full training of one to three finalists. Scores are ln(speed-up), where
+what all candidates share (the target's times, the level of all alphas) is a common summand and cancels in differences.
+
+- *Who can still win* (`could_win`): all whose optimistic score reaches the best pessimistic one, in differences.
+- *Who is trained* (`best_set`): the set with the largest expected best, chosen greedily, one shape at a time (submodular: within
+  1 - 1/e of the best set, Nemhauser et al. 1978). Shapes that are alike bring little beside each other, so the set is diverse by
+  itself; a prior that cannot tell two depths apart wants both.
+- *How long* (`halving`): each round half as many shapes on twice the tokens (successive halving, arXiv 1502.07943), as many as
+  the seconds allow at the speed that was measured.
+- *When it ends*: when one candidate is left, or when knowing more would bring less than `LEAST_GAIN`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+# Shares of the whole time budget. What a step does not use goes to those after it.
+TEXT_SHARE: Final = 0.25
+RUNG_SHARE: Final = 0.25
+FINALIST_SHARE: Final = 0.40
+# The rest, for confirming: at most this much is set aside; where not even LEAST_PROMPTS fit into MOST_CONFIRM_SHARE, nothing is
+# trained.
+CONFIRM_SHARE: Final = 0.15
+MOST_CONFIRM_SHARE: Final = 0.30
+LEAST_PROMPTS: Final = 8
+# Kept back for what nobody plans: loading, measuring acceptance, the report.
+MARGIN_SHARE: Final = 0.03
+
+FIRST_TOKENS: Final = 32_000  # of the first round, where time allows: three times the warm-up of the learning rate
+LEAST_TOKENS: Final = 2_000  # below that a training says nothing
+MOST_PLACES: Final = 16
+LEAST_GAIN: Final = 0.003  # of ln(speed-up): what one more round must promise
+STD_FACTOR: Final = 1.5  # "could still win": within so many std of the difference
+_DRAWS: Final = 2048
+_LEADERS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done with `budget_s` seconds. `stay`: why the search stays at rung 0; "" where it climbs.
+
+    `text_s` ends at that many seconds after the start; `rung_s` and `finalist_s` are what the plan promises before anything was
+    measured.
+    """
+
+    budget_s: float
+    text_s: float
+    rung_s: float
+    finalist_s: float
+    confirm_s: float
+    confirm_prompts: int
+    stay: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def divide(budget_s: float, spent_s: float, prompt_s: float, fixed_s: float, prompts: int, confirmed: int = 1) -> Plan:
+    """The plan of a budget. `spent_s`: gone before it was made; `prompt_s`: seconds to confirm a draft on one prompt; `fixed_s`:
+    per confirmed draft, whatever the number of prompts; `prompts`: wanted; `confirmed`: drafts to confirm."""
+    least = min(LEAST_PROMPTS, prompts)
+
+    def confirm_s(count: int) -> float:
+        return confirmed * (count * prompt_s + fixed_s)
+
+    if confirm_s(least) > MOST_CONFIRM_SHARE * budget_s or spent_s > 0.5 * budget_s:
+        reason = (
+            f"confirming one draft on {least} prompts takes about {confirm_s(least):.0f} s here, more than "
+            f"{MOST_CONFIRM_SHARE:.0%} of the {budget_s:.0f} s given"
+        )
+        if spent_s > 0.5 * budget_s:
+            reason = f"half of the {budget_s:.0f} s was gone before anything could be trained"
+        needed = max(confirm_s(least) / MOST_CONFIRM_SHARE, 2.5 * spent_s)
+        return Plan(budget_s, 0.0, 0.0, 0.0, 0.0, 0, f"{reason}; give at least {math.ceil(needed / 60)}m to train anything")
+    fitting = (CONFIRM_SHARE * budget_s / confirmed - fixed_s) / prompt_s if prompt_s > 0 else prompts
+    count = max(least, min(prompts, int(fitting)))
+    text_s = TEXT_SHARE * budget_s
+    rest = training_s(budget_s, max(text_s, spent_s), confirm_s(count))
+    rung_s = rung_share(rest)
+    return Plan(budget_s, text_s, rung_s, rest - rung_s, confirm_s(count), count)
+
+
+def training_s(budget_s: float, elapsed_s: float, confirm_s: float) -> float:
+    """What is left for training after `elapsed_s`, when confirming still takes `confirm_s`."""
+    return max(0.0, (1.0 - MARGIN_SHARE) * budget_s - elapsed_s - confirm_s)
+
+
+def rung_share(rest_s: float) -> float:
+    """The part of the training time that the rungs get; the finalists have the rest."""
+    return rest_s * RUNG_SHARE / (RUNG_SHARE + FINALIST_SHARE)
+
+
+# --- who could still win ----------------------------------------------------------------------------------------------
+
+
+def could_win(values: Sequence[float], gap_std: Callable[[int, int], float], k_std: float = STD_FACTOR) -> list[bool]:
+    """Which of `values` (ln speed-up) may still turn out best: none of the leading ones is ahead by more than `k_std` times
+    gap_std(i, j), the std of the difference."""
+    order = sorted(range(len(values)), key=lambda i: -values[i])
+    leaders = order[:_LEADERS]
+    return [all(values[j] - value <= k_std * gap_std(i, j) for j in leaders if j != i) for i, value in enumerate(values)]
+
+
+def beaten(value: float, std: float, others: Sequence[tuple[float, float]], k_std: float = STD_FACTOR) -> bool:
+    """Whether the optimistic score lies below the best pessimistic one of `others` (value, std). Errors are each one's own: the
+    std of the difference is their root sum of squares."""
+    return any(other - value > k_std * math.hypot(std, other_std) for other, other_std in others)
+
+
+# --- who is trained ---------------------------------------------------------------------------------------------------
+
+
+def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float, leader: int = 0) -> np.ndarray:
+    """Covariance [n, n] of ln(speed-up) from `gaps` [n, n], std of the differences of logit(alpha).
+
+    Relative to `leader`, covariance = (d_i0^2 + d_j0^2 - d_ij^2) / 2; on top comes the level that all share (`level_std`, logit
+    of alpha). `slopes` [n]: d ln(speed-up) / d logit(alpha) of each.
+    """
+    from_leader = gaps[leader] ** 2
+    covariance = 0.5 * (from_leader[:, None] + from_leader[None, :] - gaps**2)
+    covariance = covariance + level_std**2
+    return covariance * slopes[:, None] * slopes[None, :]
+
+
+def draws_of(mean: np.ndarray, covariance: np.ndarray, seed: int = 0) -> np.ndarray:
+    """[draws, n] of the normal distribution; directions of negative variance (a gap table is no exact one) are dropped."""
+    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
+    root = vectors * np.sqrt(np.clip(values, 0.0, None))
+    noise = np.random.default_rng(seed).standard_normal((_DRAWS, len(mean)))
+    return mean + noise @ root.T
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A chosen candidate; `gain`: what knowing it adds to the expected best of those before it, ln(speed-up)."""
+
+    index: int
+    gain: float
+
+
+def best_set(
+    draws: np.ndarray,
+    cost_s: Sequence[float],
+    budget_s: float,
+    *,
+    most: int,
+    least: int = 1,
+    least_gain: float = 0.0,
+    start: Sequence[int] = (),
+) -> list[Pick]:
+    """Greedy set with the largest expected best, within `budget_s` seconds and `most` places. `draws` [draws, n].
+
+    First those of `start` that can be paid, then the best in the mean, then what adds most to the expected best. Ends when the
+    next would add less than `least_gain`, but not before `least` are chosen; the first `least` are chosen whatever they cost.
+    """
+    chosen: list[Pick] = []
+    left = budget_s
+    current = np.full(draws.shape[0], -np.inf)
+    while len(chosen) < min(most, draws.shape[1]):
+        taken = {pick.index for pick in chosen}
+        free = [i for i in range(draws.shape[1]) if i not in taken and (cost_s[i] <= left or len(chosen) < least)]
+        if not free:
+            break
+        reached = np.maximum(current[:, None], draws[:, free]).mean(axis=0)
+        first = [i for i in start if i in free]
+        place = free.index(first[0]) if first else int(np.argmax(reached))
+        gain = float(reached[place] - current.mean()) if chosen else 0.0
+        if not first and len(chosen) >= max(least, 1) and gain < least_gain:
+            break
+        index = free[place]
+        chosen.append(Pick(index, gain))
+        left -= cost_s[index]
+        current = np.maximum(current, draws[:, index])
+    return chosen
+
+
+def expected_gain(draws: np.ndarray) -> float:
+    """What it would bring to know all exactly: the expected best minus the best in the mean, ln(speed-up)."""
+    return float(draws.max(axis=1).mean() - draws.mean(axis=0).max()) if draws.shape[1] else 0.0
+
+
+# --- how long ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round of successive halving: at most `places` shapes, each trained to `tokens` in all."""
+
+    places: int
+    tokens: int
+
+
+def halving(seconds: float, tokens_per_s: float, overhead_s: float) -> list[Round]:
+    """Rounds that take about `seconds` at `tokens_per_s`, with `overhead_s` per shape and round (building, looking at alpha).
+
+    As many places as leave each shape FIRST_TOKENS in the first round; with less time, fewer places on fewer tokens; [] where not
+    even two shapes get LEAST_TOKENS. With time to spare, more tokens.
+    """
+    for places in (16, 12, 8, 6, 4, 3, 2):
+        if places > MOST_PLACES:
+            continue
+        sizes = [places]
+        while sizes[-1] > 2:
+            sizes.append(math.ceil(sizes[-1] / 2))
+        looks = overhead_s * sum(sizes)
+        # Tokens of a round beyond those of the one before: 1, 1, 2, 4, ... times the first's.
+        units = sum(size * (1 if number == 0 else 2 ** (number - 1)) for number, size in enumerate(sizes))
+        first = int((seconds - looks) * tokens_per_s / units)
+        if first >= (FIRST_TOKENS if places > 3 else LEAST_TOKENS):
+            return [Round(size, first * 2**number) for number, size in enumerate(sizes)]
+    return []
+
+
+def finalist_count(draws: np.ndarray, loss_per_e_fold: float, most: int = 3) -> int:
+    """How many to train in full: the expected best of the first m (columns of `draws` [draws, n], best first), less what the
+    winner loses because it shares the time.
+
+    Half of the time goes to all alike and half to the best of them, so the winner has 1/(2m) + 1/2 of it; `loss_per_e_fold`:
+    ln(speed-up) per e-fold of tokens at the end of the curve.
+    """
+    best, count = -math.inf, 1
+    for m in range(1, min(most, draws.shape[1]) + 1):
+        share = 1.0 if m == 1 else 0.5 / m + 0.5
+        value = float(draws[:, :m].max(axis=1).mean()) + loss_per_e_fold * math.log(share)
+        if value > best + 1e-9:
+            best, count = value, m
+    return count
+
+
+# What a short training tells of the order after the full one: (tokens, how many times farther apart the shapes stand in
+# logit(alpha) than at the end, std of what that says of each one's end). Ten shapes of SmolLM2-135M, 256k tokens
+# (`benchmarks/rungs.py`): those that start late (deep, narrow) catch up; correlation with the end .50, .65, .75, .92, .95.
+CATCH_UP: Final = (
+    (16_000, 1.9, 0.21),
+    (40_000, 1.85, 0.14),
+    (64_000, 1.45, 0.105),
+    (128_000, 1.03, 0.051),
+    (179_000, 1.0, 0.039),
+)
+CATCH_UP_LEAST: Final = 0.03  # of the std, however long the short training was
+
+
+def catch_up(tokens: int) -> tuple[float, float]:
+    """(how many times farther apart shapes stand after `tokens` than at the end, std of each one's end given where it stands).
+
+    Straight in ln(tokens) between the points of CATCH_UP; the last one's std stays.
+    """
+    xs = [math.log(point[0]) for point in CATCH_UP]
+    x = math.log(max(tokens, 1))
+    spread = float(np.interp(x, xs, [point[1] for point in CATCH_UP]))
+    return spread, max(CATCH_UP_LEAST, float(np.interp(x, xs, [point[2] for point in CATCH_UP])))
