@@ -1,6 +1,6 @@
 """Does a climb find a better draft than five hand-picked shapes that share the same time?
 
-    python benchmarks/climb_rivals.py train RUN [--only 1,2]      the five, each a fifth of what the climb trained; resumes
+    python benchmarks/climb_rivals.py train RUN [--seconds 340] [--head 2048]     the five, each a fifth of what the climb trains
     python benchmarks/climb_rivals.py measure RUN [--prompts 16] [--gammas 2,4,6] [--json FILE]
 
 Takes a run of `archsearch search --time-budget` that ended. The rivals (1, 2 and 4 layers of the target's shape, 8 narrow
@@ -69,11 +69,12 @@ def trained_s(run: Path) -> float:
     return seconds
 
 
-def train(run: Path, only: list[int]) -> None:
+def train(run: Path, only: list[int], seconds: float | None, head: int | None) -> None:
     session = SearchSession.reopen(run)
     shop = workshop(session, run)
-    rivals = rivals_of(session.run.score(1).architecture, session.target.architecture)
-    each = trained_s(run) / len(rivals)
+    target = session.target.architecture
+    rivals = rivals_of(target.replace(draft_vocab_size=head) if head else session.run.score(1).architecture, target)
+    each = seconds or trained_s(run) / len(rivals)
     for number, (name, arch) in enumerate(rivals.items(), start=1):
         if only and number not in only:
             continue
@@ -134,12 +135,16 @@ def main() -> None:
     parser.add_argument("what", choices=["train", "measure"])
     parser.add_argument("run", type=Path)
     parser.add_argument("--only", default="", help="numbers of the rivals to train, 1 to 5: for several processes")
+    parser.add_argument("--seconds", type=float, help="training of each rival (default: a fifth of what the climb has trained)")
+    parser.add_argument(
+        "--head", type=int, help="rows of the rivals' heads (default: as the climb's best; for a climb that still runs)"
+    )
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--gammas", default="2,4,6")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.what == "train":
-        train(options.run, [int(number) for number in options.only.split(",") if number])
+        train(options.run, [int(number) for number in options.only.split(",") if number], options.seconds, options.head)
     else:
         measure(options.run, options.prompts, [int(g) for g in options.gammas.split(",")], options.json)
 

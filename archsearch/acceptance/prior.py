@@ -365,6 +365,26 @@ class PriorAcceptance:
         self.source_ = "modelled"
         return self
 
+    def to_dict(self) -> dict[str, Any]:
+        """What was learnt, so that a search that is continued scores as it began."""
+        return {
+            "observations": self.observations_,
+            "coefficients": self.coefficients_.tolist(),
+            "covariance": self.covariance_.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`. Raises ArchsearchError for another version's coefficients."""
+        prior = cls()
+        coefficients, covariance = np.array(data["coefficients"]), np.array(data["covariance"])
+        if coefficients.shape != prior.coefficients_.shape or covariance.shape != prior.covariance_.shape:
+            raise ArchsearchError("this run's acceptance prior was written by another version of archsearch; use another --run")
+        prior.coefficients_, prior.covariance_ = coefficients, covariance
+        prior.observations_ = int(data["observations"])
+        prior.source_ = "modelled" if prior.observations_ else "prior"
+        return prior
+
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
         """alpha with its absolute std (about 0.6 logit before `fit`), and the drift along the block.
 

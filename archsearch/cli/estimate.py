@@ -91,7 +91,7 @@ def estimate_text(result: dict[str, Any]) -> str:
         f"Target {result['target']} on {result['device']}, {workload['dtype']}, {workload['mode']} mode, "
         f"batch size {workload['batch_size']}, context {workload['context_len']}, tensor parallel {workload['tensor_parallel']}.",
         f"Latency: {result['latency']}.",
-        f"Acceptance: {'the published prior' if first['alpha']['source'] == 'prior' else first['alpha']['source']}. "
+        "Acceptance: " + ("given" if result["prior"] == "given" else f"the prior ({result['prior']})") + ". "
         f"Target decode step {1e3 * first['decode_s']['value']:.2f} ms.",
         "",
         table(

@@ -169,7 +169,15 @@ def search_text(result: dict[str, Any]) -> str:
     from archsearch.report import summary_text
     from archsearch.runs import open_run
 
-    lines = [f"Latency: {result['latency']}.", f"{result['trials']} trials in space {result['space']}.", ""]
+    workload = result["workload"]
+    lines = [
+        f"Workload: batch size {workload['batch_size']}, context {workload['context_len']}, tensor parallel "
+        f"{workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, temperature {workload['temperature']:g}.",
+        f"Latency: {result['latency']}.",
+        f"Acceptance prior: {result['prior']}.",
+        f"{result['trials']} trials in space {result['space']}.",
+        "",
+    ]
     lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
     if result.get("rungs"):
         lines += [*rung_lines(result), ""]

@@ -37,7 +37,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
         summary = pipeline.profile_device(request)
         say(f"{summary['rows']} rows in {summary['folder']}")
     say(
-        f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1 --run {run_path} "
+        f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1 --finalists 3 --run {run_path} "
         f"--time-budget {budget_s:.0f}s"
     )
     found = pipeline.search(

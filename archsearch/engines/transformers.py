@@ -177,8 +177,11 @@ def _generation_config(target: PreTrainedModel, sampling: Sampling) -> Generatio
 
 
 def _processors(sampling: Sampling) -> LogitsProcessorList:
-    """The temperature, as a processor and not in the config: transformers 5.23 hands the target's processors to the draft and then
-    adds those of the config once more, so the draft would be sampled at the temperature squared and lose acceptance."""
+    """The temperature, as a processor and not in the config.
+
+    transformers 5.23 hands the target's processors to the draft and then adds those of the config once more: the draft would be
+    sampled at the temperature squared and lose acceptance.
+    """
     return LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)] if sampling.temperature not in (0.0, 1.0) else [])
 
 

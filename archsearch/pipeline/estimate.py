@@ -50,9 +50,8 @@ def estimate_drafts(
     )
     ranks = tensor_parallel or fitting_ranks(source.device, ref.architecture, batch_size, context_len, source.dtype)
     workload = Workload(batch_size, context_len, ranks, source.dtype, source.mode, temperature)
-    scorer = Scorer(
-        ref.architecture, workload, source.latency, acceptance_for(alpha), gammas=[gamma] if gamma else None, domain=domain
-    )
+    acceptance, prior_words = acceptance_for(alpha, target)
+    scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=[gamma] if gamma else None, domain=domain)
     priced = []
     for name in drafts:
         draft = resolve_target(name)
@@ -77,6 +76,7 @@ def estimate_drafts(
         "latency": source.words,
         "workload": asdict(workload),
         "alpha": alpha,
+        "prior": prior_words,
         "drafts": [
             {
                 "draft": name,

@@ -10,6 +10,7 @@ from typing import Any
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
+from archsearch.files import read_json, write_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.model import LatencyModel
@@ -149,12 +150,27 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
     return words
 
 
-def acceptance_for(choice: str) -> Any:
-    """The estimator that `--alpha` names: prior (also under `distilled`, which trains afterwards) or a number."""
+def acceptance_for(choice: str, target: str, *, prompts: Path | None = None, state: Path | None = None) -> tuple[Any, str]:
+    """The estimator that `--alpha` names, and what it rests on in words.
+
+    A number; or the prior (also under `distilled` and `supernet`, which train afterwards), shifted by what earlier runs in `runs`
+    measured for this target. `state`: the file that keeps what a search began with, written when it is new.
+    """
     from archsearch.acceptance.estimator import GivenAcceptance
+    from archsearch.acceptance.known import known_observations, summary
     from archsearch.acceptance.prior import PriorAcceptance
 
-    return PriorAcceptance() if choice in ("prior", "distilled", "supernet") else GivenAcceptance(float(choice))
+    if choice not in ("prior", "distilled", "supernet"):
+        return GivenAcceptance(float(choice)), "given"
+    if state is not None and state.exists():
+        data = read_json(state, "prior of the run")
+        return PriorAcceptance.from_dict(data), str(data["words"])
+    run = state.parent if state is not None else None
+    known = known_observations(target, prompts=str(prompts) if prompts else None, exclude=run)
+    prior, words = PriorAcceptance().fit(known), summary(known)
+    if state is not None:
+        write_json(state, {"words": words, **prior.to_dict()})
+    return prior, words
 
 
 def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:

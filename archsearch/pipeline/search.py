@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
@@ -82,6 +83,8 @@ def outcome(
         "device": session.source.device.key,
         "latency": session.source.words,
         "dtype": session.source.dtype,
+        "workload": asdict(session.scorer.workload),
+        "prior": session.prior_words,
         "space": session.space.name,
         "trials": result.finished,
         "invalid": result.invalid,

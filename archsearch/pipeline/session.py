@@ -19,6 +19,7 @@ from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.targets import TargetRef, resolve_target
 from archsearch.workload import Workload
 
+PRIOR_FILE = "prior.json"
 TEXT_SHARE = 0.35  # of the time budget: the target writes; the rest trains
 
 
@@ -81,6 +82,7 @@ class SearchSession:
     space: SearchSpace
     scorer: Scorer
     run: Run
+    prior_words: str = ""
 
     @classmethod
     def start(cls, request: SearchRequest, run: Run | None = None) -> SearchSession:
@@ -113,15 +115,7 @@ class SearchSession:
             source.device, target.architecture, request.batch_size, request.context, source.dtype
         )
         workload = Workload(request.batch_size, request.context, ranks, source.dtype, source.mode, request.temperature)
-        scorer = Scorer(
-            target.architecture,
-            workload,
-            source.latency,
-            acceptance_for(request.alpha),
-            max_gamma=request.max_gamma,
-            domain=request.domain,
-            limits=memory_limits(space, target.architecture, workload, source.device),
-        )
+        limits = memory_limits(space, target.architecture, workload, source.device)
         arguments = request.arguments()
         described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
         if run is not None:
@@ -131,7 +125,19 @@ class SearchSession:
         else:
             ensure_writable_dir(request.run or Path("runs"))
             run = create_run(Path("runs"), arguments, device=source.device.to_dict(), path=request.run, **described)
-        return cls(request, target, source, space, scorer, run)
+        acceptance, prior_words = acceptance_for(
+            request.alpha, request.target, prompts=request.prompts, state=run.path / PRIOR_FILE
+        )
+        scorer = Scorer(
+            target.architecture,
+            workload,
+            source.latency,
+            acceptance,
+            max_gamma=request.max_gamma,
+            domain=request.domain,
+            limits=limits,
+        )
+        return cls(request, target, source, space, scorer, run, prior_words)
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:

@@ -14,7 +14,7 @@ only. The sampler is seeded anew for every trial, so a search that was stopped a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -204,9 +204,21 @@ class _Search:
         return self.study.tell(trial, score.speedup.value)
 
 
-def _order(score: Score) -> tuple[float, int]:
-    """Fastest first; of equals the smaller."""
-    return (-score.speedup.value, score.parameters)
+def _order(score: Score) -> tuple[float, int, int]:
+    """Fastest first; of equals the smaller, then the one with fewer windows."""
+    return (-score.speedup.value, score.parameters, score.architecture.window_pattern.count("S"))
+
+
+def _distinct(ranked: Sequence[Score]) -> list[Score]:
+    """Without shapes that differ from a better-ranked one by windows alone that change no number (longer than the context)."""
+    seen: set[tuple[Architecture, float]] = set()
+    kept = []
+    for score in ranked:
+        key = (score.architecture.replace(window_pattern="L", sliding_window=None), score.speedup.value)
+        if key not in seen:
+            kept.append(score)
+        seen.add(key)
+    return kept
 
 
 def search(
@@ -265,7 +277,7 @@ def search(
             f"none of {state.done} shapes of space {space.name} keeps within max_parameters={limits.max_parameters} and "
             f"max_memory={limits.max_memory_bytes} bytes; raise the limit or add smaller shapes"
         )
-    ranked = sorted((s for shape, s in state.scores.items() if state.feasible[shape]), key=_order)
+    ranked = _distinct(sorted((s for shape, s in state.scores.items() if state.feasible[shape]), key=_order))
     rows = [trial_row(trial) for trial in state.study.get_trials(deepcopy=False)]
     return SearchResult([score.with_rank(rank) for rank, score in enumerate(ranked, start=1)], rows)
 
@@ -392,7 +404,7 @@ def enumerate_best(
             continue
         best.append(scorer(shape))
         if len(best) >= 4 * top + 64:
-            best = sorted(best, key=_order)[:top]
+            best = _distinct(sorted(best, key=_order))[:top]
         if progress is not None and count % 256 == 0:
             progress(count, total)
-    return [score.with_rank(rank) for rank, score in enumerate(sorted(best, key=_order)[:top], start=1)]
+    return [score.with_rank(rank) for rank, score in enumerate(_distinct(sorted(best, key=_order))[:top], start=1)]

@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from archsearch.acceptance.distilled import DistilledAcceptance
 from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation, GivenAcceptance
 from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.supernet import SupernetAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Estimate
 
@@ -22,7 +24,15 @@ CONTEXTS = [
 OBSERVED = [AcceptanceObservation(SHAPES[0], Estimate(0.4, 0.02, "measured"), CONTEXTS[2])]
 
 
-@pytest.fixture(params=[lambda: PriorAcceptance(), lambda: GivenAcceptance(0.7)], ids=["prior", "given"])
+@pytest.fixture(
+    params=[
+        lambda: PriorAcceptance(),
+        lambda: GivenAcceptance(0.7),
+        lambda: DistilledAcceptance({}, 1000),
+        lambda: SupernetAcceptance({}),
+    ],
+    ids=["prior", "given", "distilled", "supernet"],
+)
 def make(request: pytest.FixtureRequest):
     return request.param
 

@@ -1,5 +1,6 @@
 """The prior against published drafts, and the traps it must not fall into."""
 
+import json
 import math
 import subprocess
 import sys
@@ -321,3 +322,15 @@ def test_a_fit_of_another_version_is_refused(tmp_path):
     broken.write_text('{"coefficients": ["size"]}')
     with pytest.raises(ArchsearchError, match="another version.*python -m archsearch.acceptance.published"):
         PriorAcceptance(broken)
+
+
+def test_what_a_search_began_with_can_be_kept() -> None:
+    context = AcceptanceContext(target=None)
+    shape = Architecture(576, 1536, 3, 9, 3, 64, 49152)
+    known = [AcceptanceObservation(shape, Estimate(0.9, 0.01, "measured"), context)]
+    prior = PriorAcceptance().fit(known)
+    again = PriorAcceptance.from_dict(json.loads(json.dumps(prior.to_dict())))
+    assert again.predict(shape, context) == prior.predict(shape, context)
+    assert again.predict(shape, context) != PriorAcceptance().predict(shape, context)
+    with pytest.raises(ArchsearchError, match="another version"):
+        PriorAcceptance.from_dict({**prior.to_dict(), "coefficients": [1.0]})
