@@ -22,6 +22,7 @@ from archsearch import files
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.progress import human_time
 from archsearch.runs import Run
 from archsearch.search.objective import Score, indistinguishable
 from archsearch.speedup import accepted_by_position
@@ -396,6 +397,7 @@ def write_html(run: Run) -> Path:
     if found:
         parts.append(_section_best(found))
     parts += [_section_confirmed(item) for item in found if item.confirmed is not None]
+    parts.append(_section_rungs(run))
     parts.append(_section_plots(run, found, head.lead))
     parts.append(_section_provenance(run))
     parts.append(_section_next(head))
@@ -672,6 +674,33 @@ def _identity_part(data: Mapping[str, Any]) -> str:
         header = ("prompt", "first different token", "token alone", "token with draft", "logit gap", "in rounding steps")
         parts += [_table(header, rows), _note(_GAPS)]
     return "\n".join(parts)
+
+
+def _section_rungs(run: Run) -> str:
+    """What a climb trained, round by round, and what it believed after each; "" for runs that did not climb."""
+    path = run.path / "rungs.json"
+    state = files.read_json(path, "state of the climb") if path.is_file() else {}
+    records = [record for record in state.get("rungs", []) if record["rung"] > 0]
+    if not records:
+        return ""
+    rows: list[list[_Cell | str]] = []
+    for record in records:
+        name = f"short training {record['round']}" if record["rung"] == 1 else "full training"
+        measured = record.get("measured") or {}
+        alpha = f"{measured['alpha']:.3f}" if measured.get("alpha") is not None else "-"
+        fate = f"{record['state']}: {record['why']}" if record["why"] else record["state"]
+        rows.append([
+            _text(name), _text(record["label"]), f"{record['tokens'] / 1e3:,.0f}k", human_time(record["seconds"]), _Cell(alpha),
+            _value(_as_estimate(record["alpha"])), _value(_as_estimate(record["score"]), 2, unit="x"), _text(fate, wrap=True),
+        ])  # fmt: skip
+    header = ("round", "shape", "tokens", "time", "alpha then", "alpha at the end", "speed-up at the end", "outcome")
+    spent = ", ".join(f"{name} {human_time(seconds)}" for name, seconds in state.get("steps", {}).items())
+    words = f"Time budget {human_time(state['budget_s'])}; spent: {spent}. " + " ".join(f"{note}." for note in state["notes"])
+    return "\n".join([
+        "<h2>The climb</h2>", _table(header, rows),
+        _note("alpha then: measured after that many tokens, on answers kept out of training, the same for all shapes. At the "
+              "end: expected after the full training. " + words),
+    ])  # fmt: skip
 
 
 def _section_provenance(run: Run) -> str:

@@ -231,6 +231,22 @@ def test_numbers_and_sources_on_the_page_are_those_of_the_files(tmp_path):
     assert "<17>" not in run.report_file.read_text(encoding="utf-8")
 
 
+def test_a_climb_is_shown_round_by_round(tmp_path):
+    run = make_run(tmp_path, "trained")
+    assert "The climb" not in page_of(run).text
+    alpha, score = ({"value": value, "std": 0.03, "source": "modelled"} for value in (0.713, 1.93))
+    record = {"rung": 1, "round": 1, "label": "2x96 ffn<3>", "tokens": 45_103, "seconds": 72.0, "measured": {"alpha": 0.512},
+              "alpha": alpha, "score": score, "state": "pruned", "why": "behind 3x96"}  # fmt: skip
+    state = {"budget_s": 2700.0, "steps": {"text": 600.0}, "notes": ["prior: nothing was measured before"],
+             "rungs": [{**record, "rung": 0, "label": "never shown"}, record]}  # fmt: skip
+    (run.path / "rungs.json").write_text(json.dumps(state))
+    text = page_of(run).text
+    for words in ("The climb", "short training 1", "2x96 ffn<3>", "45k", "0.512", "0.71 ± 0.03", "1.93x ± 0.03",
+                  "pruned: behind 3x96", "nothing was measured before"):  # fmt: skip
+        assert words in text, words
+    assert "never shown" not in text
+
+
 def test_long_shapes_keep_the_table_within_100_columns(tmp_path):
     run = make_run(tmp_path, "confirmed", trials=20)
     score = run.score(1)
