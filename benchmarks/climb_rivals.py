@@ -86,12 +86,14 @@ def train(run: Path, only: list[int], seconds: float | None, head: int | None) -
         print(f"{name}: alpha {draft.alpha.value:.3f} after {each:.0f} s", flush=True)
 
 
-def measure(run: Path, count: int, gammas: list[int], out: Path | None) -> None:
+def measure(run: Path, count: int, gammas: list[int], only: list[int], out: Path | None) -> None:
     session = SearchSession.reopen(run)
     shop = workshop(session, run)
     best = session.run.score(1).architecture
     drafts: dict[str, TrainedDraft] = {"found by the climb": load_trained(best, session.run.best_dir(1))}
-    for name, arch in rivals_of(best, session.target.architecture).items():
+    for number, (name, arch) in enumerate(rivals_of(best, session.target.architecture).items(), start=1):
+        if only and number not in only:
+            continue
         drafts[name] = load_trained(arch, shop.draft_folder(arch))
     encoded = encode_prompts(spread_prompts(shop.prompts.heldout, count), shop.tokenizer)
     prompts = [EnginePrompt(item.id or str(i), item.token_ids, item.category or None) for i, item in enumerate(encoded)]
@@ -134,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["train", "measure"])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--only", default="", help="numbers of the rivals to train, 1 to 5: for several processes")
+    parser.add_argument("--only", default="", help="numbers of the rivals to train or measure, 1 to 5")
     parser.add_argument("--seconds", type=float, help="training of each rival (default: a fifth of what the climb has trained)")
     parser.add_argument(
         "--head", type=int, help="rows of the rivals' heads (default: as the climb's best; for a climb that still runs)"
@@ -143,10 +145,12 @@ def main() -> None:
     parser.add_argument("--gammas", default="2,4,6")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    only = [int(number) for number in options.only.split(",") if number]
     if options.what == "train":
-        train(options.run, [int(number) for number in options.only.split(",") if number], options.seconds, options.head)
+        train(options.run, only, options.seconds, options.head)
     else:
-        measure(options.run, options.prompts, [int(g) for g in options.gammas.split(",")], options.json)
+        gammas = [int(gamma) for gamma in options.gammas.split(",") if gamma]
+        measure(options.run, options.prompts, gammas, only, options.json)
 
 
 if __name__ == "__main__":
