@@ -118,6 +118,11 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     session.scorer = session.scorer.with_coverage(coverage)
     known = known_observations(request.target, prompts=str(request.prompts) if request.prompts else None, exclude=run.path)
     ledger.note(f"prior: {summary(known)}")
+    if request.alpha != "supernet":
+        ledger.note(
+            "the supernet rung is left out: it has ranked shapes worse than short trainings of the same cost "
+            "(--alpha supernet asks for it)"
+        )
     begin = time.monotonic()
     result = rung_zero(session, "archsearch-coverage")
     ledger.data["steps"].setdefault("search", time.monotonic() - begin)
