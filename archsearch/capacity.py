@@ -12,7 +12,7 @@ from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, parameters
-from archsearch.errors import InvalidShapeError
+from archsearch.architecture.ops import shard_kv_heads, shard_size
 from archsearch.hardware.device import Device
 from archsearch.workload import Workload
 
@@ -49,16 +49,10 @@ def shard(arch: Architecture, ranks: int) -> Architecture:
     """
     if ranks == 1:
         return arch
-    for name in ("num_attention_heads", "intermediate_size"):
-        if getattr(arch, name) % ranks:
-            raise InvalidShapeError(f"{name} ({getattr(arch, name)}) does not divide by tensor_parallel={ranks}")
-    kv_heads = arch.num_key_value_heads
-    if max(kv_heads, ranks) % min(kv_heads, ranks):
-        raise InvalidShapeError(f"num_key_value_heads ({kv_heads}) and tensor_parallel={ranks} do not divide one another")
     return arch.replace(
-        num_attention_heads=arch.num_attention_heads // ranks,
-        num_key_value_heads=max(1, kv_heads // ranks),
-        intermediate_size=arch.intermediate_size // ranks,
+        num_attention_heads=shard_size(arch.num_attention_heads, ranks, "num_attention_heads"),
+        intermediate_size=shard_size(arch.intermediate_size, ranks, "intermediate_size"),
+        num_key_value_heads=shard_kv_heads(arch.num_key_value_heads, ranks),
         vocab_size=-(-arch.vocab_size // ranks),
         draft_vocab_size=None if arch.draft_vocab_size is None else -(-arch.draft_vocab_size // ranks),
     )

@@ -23,7 +23,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
-from archsearch.runs import Run
+from archsearch.runs import RUNGS_FILE, Run
 from archsearch.search.objective import Score, indistinguishable
 from archsearch.speedup import accepted_by_position
 
@@ -678,7 +678,7 @@ def _identity_part(data: Mapping[str, Any]) -> str:
 
 def _section_rungs(run: Run) -> str:
     """What a climb trained, round by round, and what it believed after each; "" for runs that did not climb."""
-    path = run.path / "rungs.json"
+    path = run.path / RUNGS_FILE
     state = files.read_json(path, "state of the climb") if path.is_file() else {}
     records = [record for record in state.get("rungs", []) if record["rung"] > 0]
     if not records:

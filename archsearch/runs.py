@@ -30,6 +30,7 @@ from archsearch.paths import package_dir
 from archsearch.search.objective import Score
 
 SCHEMA_VERSION: Final = 1
+RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: pipeline.climb writes it, report reads it
 PACKAGES: Final = ("numpy", "optuna", "scikit-learn", "torch", "transformers", "vllm")
 # Arguments that a continued run may change: they say how far to go, not what is searched.
 FREE_ARGUMENTS: Final = ("trials", "confirm", "json", "run", "engine", "quiet")

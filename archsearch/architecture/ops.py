@@ -75,14 +75,18 @@ class AllReduce:
 Op = Gemm | Attention | Elementwise | AllReduce
 
 
-def _shard(size: int, ranks: int, what: str) -> int:
+def shard_size(size: int, ranks: int, what: str) -> int:
+    """One rank's share of heads or FFN columns; `what` names them in the InvalidShapeError where they do not divide."""
     if size % ranks:
         raise InvalidShapeError(f"{what} ({size}) does not divide by tensor_parallel={ranks}")
     return size // ranks
 
 
-def _shard_kv(heads: int, ranks: int) -> int:
-    """KV heads of one rank: a share of them, or one that several ranks replicate."""
+def shard_kv_heads(heads: int, ranks: int) -> int:
+    """KV heads of one rank: a share of them, or one that several ranks replicate.
+
+    Raises InvalidShapeError where heads and ranks do not divide one another.
+    """
     if max(heads, ranks) % min(heads, ranks):
         raise InvalidShapeError(f"num_key_value_heads ({heads}) and tensor_parallel={ranks} do not divide one another")
     return max(1, heads // ranks)
@@ -103,9 +107,9 @@ def layer_ops(
     """
     m = batch * tokens
     hidden = arch.hidden_size
-    q_heads = _shard(arch.num_attention_heads, ranks, "num_attention_heads")
-    kv_heads = _shard_kv(arch.num_key_value_heads, ranks)
-    ffn = _shard(arch.intermediate_size, ranks, "intermediate_size")
+    q_heads = shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
+    kv_heads = shard_kv_heads(arch.num_key_value_heads, ranks)
+    ffn = shard_size(arch.intermediate_size, ranks, "intermediate_size")
     q_size, kv_size = q_heads * arch.head_dim, kv_heads * arch.head_dim
     ops: list[Op] = [Elementwise("norm", m * hidden)]
     ops += (

@@ -134,9 +134,5 @@ def load_device(name: str) -> Device:
     if wanted in by_name:
         return by_name[wanted]
     close = difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.4)
-    hint = (
-        f"did you mean {', '.join(close)}?"
-        if close
-        else "see `archsearch list devices`; a new one goes into devices/NAME.yaml here"
-    )
+    hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list devices`"
     raise ArchsearchError(f"no device called {name!r}; {hint} (a new one goes into devices/NAME.yaml of the working directory)")

@@ -25,7 +25,7 @@ from typing import Any, Final
 from archsearch.architecture.ops import AllReduce, Attention, Gemm
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path, read_json
-from archsearch.hardware.device import Device, devices, load_device
+from archsearch.hardware.device import Device, load_device
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.workload import DTYPE_BYTES, dtype_name
 
@@ -605,8 +605,3 @@ def write_profile(profile: Profile, folder: Path) -> None:
         shutil.rmtree(building, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
     profile.folder = folder
-
-
-def imported_devices() -> list[Device]:
-    """Devices whose tables the package holds."""
-    return [devices()[key] for key in SYSTEMS]

@@ -43,7 +43,6 @@ from archsearch.search.space import InvalidShape
 if TYPE_CHECKING:
     from archsearch.training.curves import CurvePrior
 
-RUNGS_FILE: Final = "rungs.json"
 FORMAT: Final = 1
 POOL: Final = 48  # candidates that a choice is made among
 SUPERNET_SHARE: Final = 0.5  # of the rungs' time, where a supernet is asked for

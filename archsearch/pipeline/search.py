@@ -13,6 +13,7 @@ from archsearch.finalists import TrainedDraft, Workshop, choose_finalists
 from archsearch.pipeline.candidates import confirm_rank, write_best, write_report
 from archsearch.pipeline.session import TEXT_SHARE, SearchRequest, SearchSession
 from archsearch.progress import ProgressLine, human_time
+from archsearch.runs import RUNGS_FILE
 from archsearch.search import study
 from archsearch.search.objective import Score
 
@@ -101,7 +102,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     from archsearch.pipeline import climb
 
     request, run = session.request, session.run
-    ledger = climb.Ledger(run.path / climb.RUNGS_FILE, request.time_budget_s, start)
+    ledger = climb.Ledger(run.path / RUNGS_FILE, request.time_budget_s, start)
     plan = climb.make_plan(session, ledger)
     climb.say(climb.plan_text(plan))
     if plan.stay:

@@ -29,7 +29,7 @@ from archsearch.errors import MissingDataError
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
 from archsearch.profiling.layers import lean_supported
-from archsearch.profiling.sweep import Bench, Point, Progress, measure_or_skip, spread, unmeasured
+from archsearch.profiling.sweep import Bench, Point, Progress, draft_features, measure_or_skip, spread, unmeasured
 from archsearch.workload import DTYPE_BYTES
 
 Array = NDArray[np.float64]
@@ -158,18 +158,6 @@ def _from_memory(op: Op, cold: bool, cache_elements: float) -> bool:
     if isinstance(op, Attention):
         return cold or op.kv_elements() > cache_elements
     return cold and isinstance(op, AllReduce)
-
-
-def draft_features(arch: Architecture) -> list[float]:
-    """What tells drafts apart, in log sizes."""
-    return [
-        math.log(arch.hidden_size),
-        math.log(arch.intermediate_size),
-        0.7 * math.log(arch.num_hidden_layers),
-        0.5 * math.log(arch.head_rows),
-        0.3 * math.log(arch.q_size),
-        0.3 * math.log(arch.kv_size),
-    ]
 
 
 def _whole_points(

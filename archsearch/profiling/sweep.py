@@ -72,6 +72,18 @@ def spread(items: Sequence[Any], features: Callable[[Any], Sequence[float]], cou
     return [items[i] for i in taken]
 
 
+def draft_features(arch: Architecture) -> list[float]:
+    """What tells drafts apart, in log sizes."""
+    return [
+        math.log(arch.hidden_size),
+        math.log(arch.intermediate_size),
+        0.7 * math.log(arch.num_hidden_layers),
+        0.5 * math.log(arch.head_rows),
+        0.3 * math.log(arch.q_size),
+        0.3 * math.log(arch.kv_size),
+    ]
+
+
 def _gemm_features(op: Gemm) -> list[float]:
     return [math.log(op.m) * 0.7, math.log(op.n), math.log(op.k)]
 
@@ -138,18 +150,8 @@ def plan(
         picks = {ordered[round(i * (len(ordered) - 1) / 5)] for i in range(6)}
         small += [Point("elementwise", "warm", Elementwise(name, size)) for size in sorted(picks)]
 
-    def features(arch: Architecture) -> list[float]:
-        return [
-            math.log(arch.hidden_size),
-            math.log(arch.intermediate_size),
-            0.7 * math.log(arch.num_hidden_layers),
-            0.5 * math.log(arch.head_rows),
-            0.3 * math.log(arch.q_size),
-            0.3 * math.log(arch.kv_size),
-        ]
-
     forwards = []
-    for arch in spread(drafts, features, 36):
+    for arch in spread(drafts, draft_features, 36):
         context = rng.choice(CONTEXTS)
         forwards += [
             Point("forward", "warm", arch=arch, batch=batch, context=context),
@@ -158,7 +160,7 @@ def plan(
         if rng.random() < 0.25:
             forwards.append(Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2))
     stacks = []
-    for arch in spread(drafts, features, 14)[2:]:
+    for arch in spread(drafts, draft_features, 14)[2:]:
         size = weight_bytes_per_pass(arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype])
         many = max(2, min(48, math.ceil((160 << 20) / size)))
         full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
