@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from archsearch.errors import ArchsearchError
 
-ModelSource = Path | Any
-"""A model folder, or (engines that run in this process) a module that is already loaded."""
+ModelSource = Path | str | Any
+"""A model folder, a hub id, or (engines that run in this process) a module that is already loaded."""
+
+Schedule = Sequence[tuple[int, int, int]]
+"""gamma by batch size: (first, last, gamma), both ends included, ascending, the first range from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,12 @@ class EnginePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to generate: greedy when `temperature` is 0; at most `max_new_tokens`."""
+    """How to generate: greedy when `temperature` is 0; at most `max_new_tokens`, and just so many with `ignore_end`."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
+    ignore_end: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.temperature < 0:
@@ -80,15 +85,84 @@ class GenerationResult:
         return self.rounds - (self.accepted_by_position[-1] if self.accepted_by_position else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One pass of the target as the engine ran it: a plain decode step, or a whole round.
+
+    `batch`: requests in it; `written`: tokens it handed over, all requests together; `seconds`: the whole step; `gamma`: draft
+    tokens per request, 0 without a draft. `target_tokens`: tokens in the target's pass, all requests (batch * (gamma + 1)), and
+    `target_s` its seconds with the head, None where the engine does not tell. `draft_s`: seconds of each pass of the draft, and
+    `draft_tokens` the tokens in each, all requests; () where there was none or the engine does not tell. `prefill`: prompts were
+    processed in it. `context`: mean tokens in the KV cache of a request before it.
+    """
+
+    batch: int
+    written: int
+    seconds: float
+    gamma: int = 0
+    target_tokens: int = 0
+    target_s: float | None = None
+    draft_s: tuple[float, ...] = ()
+    draft_tokens: tuple[int, ...] = ()
+    prefill: bool = False
+    context: float = 0.0
+
+    @property
+    def other_s(self) -> float | None:
+        """What is neither the target's pass nor the draft's: sampling, scheduling, hand-over."""
+        return None if self.target_s is None else self.seconds - self.target_s - sum(self.draft_s)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine is run.
+
+    `concurrency`: most requests in flight; `max_len`: longest prompt + answer, in tokens; `threads`: of a CPU (None: the
+    engine's choice); `python`: interpreter of the engine's own environment (None: the one `archsearch engine install` made);
+    `timeout_s`: for one answer of a child process or server; `dummy_weights`: random weights for both models, whose folders then
+    need a config.json only; `server_url`, `baseline_url`: running servers, with the draft and without.
+    """
+
+    dtype: str = "bfloat16"
+    concurrency: int = 1
+    max_len: int = 2048
+    mode: str = "eager"
+    tensor_parallel: int = 1
+    threads: int | None = None
+    device: str = "cpu"
+    python: Path | None = None
+    timeout_s: float = 600.0
+    dummy_weights: bool = False
+    server_url: str | None = None
+    baseline_url: str | None = None
+
+
 @runtime_checkable
 class Engine(Protocol):
-    """One way to run speculative decoding for real. `name` and `version` identify the engine in results."""
+    """One way to run speculative decoding for real. `name` and `version` identify the engine in results.
+
+    `concurrent`: the prompts of one `generate` call run together (continuous batching), not one after the other.
+    """
 
     name: str
     version: str
+    concurrent: bool
 
-    def start(self, target: ModelSource, draft: ModelSource | None, gamma: int) -> None:
-        """Get ready to generate with `target`, helped by `draft` with exactly `gamma` draft tokens a round, or alone."""
+    def start(
+        self,
+        target: ModelSource,
+        draft: ModelSource | None,
+        gamma: int,
+        *,
+        synthetic: Sequence[float] = (),
+        schedule: Schedule = (),
+    ) -> None:
+        """Get ready to generate with `target`, helped by `draft` with exactly `gamma` draft tokens a round, or alone.
+
+        `synthetic` [gamma]: draft tokens are accepted by chance, position i in a share synthetic[i] of the rounds (unconditional,
+        not increasing); times are real, the text is not the target's. `schedule`: gamma by batch size; `gamma` is the largest.
+        Raises ArchsearchError where the engine cannot do what is asked.
+        """
         ...
 
     def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
@@ -99,9 +173,45 @@ class Engine(Protocol):
         """The target's logits for `candidates` as the next token after `token_ids`."""
         ...
 
+    def steps(self) -> tuple[EngineStep, ...]:
+        """What the last `generate` did, step by step; () where the engine does not tell."""
+        ...
+
     def stop(self) -> None:
         """Release what `start` took. An engine can be started again."""
         ...
+
+
+def check_start(gamma: int, draft: ModelSource | None, synthetic: Sequence[float], schedule: Schedule) -> None:
+    """Raise ArchsearchError where the arguments of `Engine.start` contradict each other."""
+    if draft is None:
+        if synthetic or schedule:
+            raise ArchsearchError("synthetic acceptance and schedules need a draft")
+        return
+    if gamma < 1:
+        raise ArchsearchError(f"gamma must be at least 1 with a draft, got {gamma}")
+    if synthetic:
+        falls = all(a >= b for a, b in pairwise(synthetic))
+        if len(synthetic) != gamma or not falls or not all(0 <= rate <= 1 for rate in synthetic):
+            raise ArchsearchError(
+                f"synthetic acceptance needs {gamma} rates between 0 and 1 that do not rise, got {list(synthetic)}"
+            )
+    if schedule:
+        check_schedule(schedule)
+        largest = max(entry[2] for entry in schedule)
+        if largest != gamma:
+            raise ArchsearchError(f"gamma is {gamma}, the schedule's largest is {largest}; they must be the same")
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Raise ArchsearchError unless the ranges begin at batch size 1, ascend and do not overlap, with gammas of at least 0."""
+    end = 0
+    for first, last, gamma in schedule:
+        if first != end + 1 or last < first or gamma < 0:
+            raise ArchsearchError(
+                f"a schedule is ranges (first batch size, last, gamma) that begin at 1 and follow each other, got {list(schedule)}"
+            )
+        end = last
 
 
 def round_statistics(round_lengths: Sequence[int], gamma: int) -> tuple[int, ...]:

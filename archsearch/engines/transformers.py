@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
-from archsearch.engines.engine import EnginePrompt, GenerationResult, ModelSource, Sampling, round_statistics
+from archsearch.engines.engine import (
+    EnginePrompt,
+    EngineStep,
+    GenerationResult,
+    ModelSource,
+    Sampling,
+    Schedule,
+    check_start,
+    round_statistics,
+)
 from archsearch.errors import ArchsearchError
 from archsearch.models import gamma_settings, load_draft, quiet_transformers, torch_dtype
 
@@ -38,6 +49,60 @@ class RoundClock(BaseStreamer):
         pass
 
 
+class PassClock:
+    """Seconds and tokens of every pass of target and draft, by forward hooks; on a GPU, where a pass returns before it is done,
+    nothing is kept."""
+
+    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
+        self.passes: list[tuple[str, float, float, int]] = []  # whose, start, end, tokens
+        self._started = 0.0
+        self._hooks: list[Any] = []
+        if target.device.type == "cpu":
+            names = {"target": target} if draft is None or draft is target else {"target": target, "draft": draft}
+            for name, model in names.items():
+                self._hooks.append(model.register_forward_pre_hook(self._before))
+                self._hooks.append(model.register_forward_hook(partial(self._after, name), with_kwargs=True))
+
+    def _before(self, module: Any, args: Any) -> None:
+        self._started = time.perf_counter()
+
+    def _after(self, name: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        self.passes.append((name, self._started, time.perf_counter(), 0 if ids is None else ids.shape[-1]))
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+class SyntheticAcceptance(LogitsProcessor):
+    """Makes the target accept draft tokens by chance. transformers hands its processors to the draft too, so both can be steered:
+    the draft always proposes one token, the target agrees for as many positions as were drawn and then says another."""
+
+    def __init__(self, rates: Sequence[float], proposed: int, refused: int, seed: int) -> None:
+        self.rates, self.proposed, self.refused = tuple(rates), proposed, refused
+        self._random = random.Random(seed)
+        self._verifying, self._position, self._accepted = False, 0, 0
+
+    def target_begins(self, *_: Any) -> None:
+        """Before a pass of the target: how many of this round's tokens will be accepted."""
+        drawn = self._random.random()
+        self._accepted = sum(drawn < rate for rate in self.rates)  # rates do not rise: all before an accepted one are accepted
+        self._verifying, self._position = True, 0
+
+    def draft_begins(self, *_: Any) -> None:
+        self._verifying = False
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = self.proposed
+        if self._verifying:
+            token = self.proposed if self._position < self._accepted else self.refused
+            self._position += 1
+        steered = torch.full_like(scores, float("-inf"))
+        steered[:, token] = 0.0
+        return steered
+
+
 class TransformersEngine:
     """`generate(assistant_model=...)`. Several engines may share loaded modules: gamma is set on the draft for each call only.
 
@@ -45,6 +110,7 @@ class TransformersEngine:
     """
 
     name = "transformers"
+    concurrent = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None = None, dtype: torch.dtype | str = torch.bfloat16) -> None:
         self.version = version("transformers")
@@ -53,22 +119,35 @@ class TransformersEngine:
         self.target: PreTrainedModel | None = None
         self.draft: PreTrainedModel | None = None
         self.gamma = 0
+        self.synthetic: tuple[float, ...] = ()
+        self._steps: list[EngineStep] = []
 
-    def start(self, target: ModelSource, draft: ModelSource | None, gamma: int) -> None:
-        """Raises ArchsearchError when the vocabularies differ or gamma is below 1 (with a draft)."""
+    def start(
+        self,
+        target: ModelSource,
+        draft: ModelSource | None,
+        gamma: int,
+        *,
+        synthetic: Sequence[float] = (),
+        schedule: Schedule = (),
+    ) -> None:
+        """Raises ArchsearchError when the vocabularies differ, gamma is below 1 (with a draft) or a schedule is asked for."""
+        check_start(gamma, draft, synthetic, schedule)
+        if schedule:
+            raise ArchsearchError("transformers runs one request at a time and has no gamma schedule; use --engine vllm")
+        self.synthetic = tuple(synthetic)
         self.target = self._module(target, is_draft=False)
         self.draft = None if draft is None else self._module(draft, is_draft=True)
         self.gamma = 0 if self.draft is None else gamma
         if self.draft is not None:
-            gamma_settings(gamma)  # refuses gamma < 1
             ours, theirs = self.draft.config.vocab_size, self.target.config.vocab_size
             if ours != theirs:
                 raise ArchsearchError(f"the draft's vocabulary has {ours} tokens, the target's {theirs}; they must be the same")
 
     def _module(self, source: ModelSource, *, is_draft: bool) -> PreTrainedModel:
-        if not isinstance(source, Path):
+        if not isinstance(source, Path | str):
             return source.eval()
-        if is_draft:
+        if is_draft and isinstance(source, Path):
             return load_draft(source, self.dtype)
         from transformers import AutoModelForCausalLM
 
@@ -81,7 +160,11 @@ class TransformersEngine:
 
     def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
         """One request after the other. Sampling is seeded per prompt, so a prompt's answer does not depend on its neighbours."""
+        self._steps = []
         return [self._generate_one(prompt, sampling) for prompt in prompts]
+
+    def steps(self) -> tuple[EngineStep, ...]:
+        return tuple(self._steps)
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
         target = self._started()
@@ -101,6 +184,8 @@ class TransformersEngine:
         config = _generation_config(target, sampling)
         clock = RoundClock()
         gamma_set = _fixed_gamma(self.draft, self.gamma)
+        processors, hooks = self._processors(sampling, config, prompt)
+        passes = PassClock(target, self.draft)
         with torch.inference_mode(), torch.random.fork_rng(devices=[]), quiet_transformers(), gamma_set:
             torch.manual_seed(sampling.seed)
             started = time.perf_counter()
@@ -109,15 +194,19 @@ class TransformersEngine:
                 attention_mask=torch.ones_like(input_ids),
                 generation_config=config,
                 assistant_model=self.draft,
-                logits_processor=_processors(sampling),
+                logits_processor=processors,
                 streamer=clock,
             )
             seconds = time.perf_counter() - started
+        passes.close()
+        for hook in hooks:
+            hook.remove()
         token_ids = tuple(output[0, input_ids.shape[1] :].tolist())
         times, lengths = clock.times[1:], clock.lengths[1:]  # the first is the prompt
         whole: list[int] = []
         if self.draft is not None:
             whole = whole_rounds(lengths, self.gamma, sampling.max_new_tokens, _ended(token_ids, config))
+        self._steps += _steps_of(passes.passes, [started, *times], lengths, self.gamma, len(prompt.token_ids))
         return GenerationResult(
             prompt_id=prompt.prompt_id,
             text="" if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
@@ -132,6 +221,50 @@ class TransformersEngine:
             round_lengths=tuple(whole),
             gaps_s=tuple(b - a for a, b in pairwise(times)),
         )
+
+    def _processors(
+        self, sampling: Sampling, config: GenerationConfig, prompt: EnginePrompt
+    ) -> tuple[LogitsProcessorList, list[Any]]:
+        """The processors of one call, and the hooks that go with them."""
+        if not self.synthetic:
+            return _processors(sampling), []
+        target, draft = self._started(), self.draft
+        assert draft is not None
+        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        proposed, refused = [token for token in range(len(ends) + 2) if token not in ends][:2]
+        chance = SyntheticAcceptance(self.synthetic, proposed, refused, hash((sampling.seed, prompt.token_ids)))
+        hooks = [
+            target.register_forward_pre_hook(chance.target_begins),
+            draft.register_forward_pre_hook(chance.draft_begins),
+        ]
+        return LogitsProcessorList([chance]), hooks
+
+
+def _steps_of(
+    passes: Sequence[tuple[str, float, float, int]], times: Sequence[float], lengths: Sequence[int], gamma: int, prompt: int
+) -> list[EngineStep]:
+    """The steps of one request: `times` [steps + 1] bound them, `passes` are (whose, start, end, tokens)."""
+    steps, written = [], 0
+    for number, ((begin, end), length) in enumerate(zip(pairwise(times), lengths, strict=False)):
+        inside = [item for item in passes if begin <= item[1] < end]
+        target = [item for item in inside if item[0] == "target"]
+        draft = [item for item in inside if item[0] == "draft"]
+        steps.append(
+            EngineStep(
+                batch=1,
+                written=length,
+                seconds=end - begin,
+                gamma=gamma,
+                target_tokens=sum(item[3] for item in target),
+                target_s=sum(item[2] - item[1] for item in target) if target else None,
+                draft_s=tuple(item[2] - item[1] for item in draft),
+                draft_tokens=tuple(item[3] for item in draft),
+                prefill=number == 0,
+                context=float(prompt + written),
+            )
+        )
+        written += length
+    return steps
 
 
 def whole_rounds(lengths: Sequence[int], gamma: int, max_new_tokens: int, ended: bool) -> list[int]:
@@ -159,6 +292,8 @@ def _generation_config(target: PreTrainedModel, sampling: Sampling) -> Generatio
     special = target.generation_config
     eos = special.eos_token_id if special.eos_token_id is not None else target.config.eos_token_id
     eos_list = eos if isinstance(eos, list) or eos is None else [eos]
+    if sampling.ignore_end:
+        eos_list = None
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
         do_sample=sampling.temperature > 0,

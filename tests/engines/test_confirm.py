@@ -20,11 +20,15 @@ class FakeEngine:
 
     name = "fake"
     version = "1"
+    concurrent = False
     wrong: frozenset[str] = frozenset()
     lengths = (3, 1, 2) * 4
 
-    def start(self, target: object, draft: object, gamma: int) -> None:
+    def start(self, target: object, draft: object, gamma: int, *, synthetic=(), schedule=()) -> None:
         self.gamma = gamma
+
+    def steps(self) -> tuple:
+        return ()
 
     def stop(self) -> None:
         CALLS.append((self.gamma, "stop"))

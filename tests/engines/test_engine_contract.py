@@ -84,6 +84,43 @@ def test_token_logits_are_the_target_s(engine: Engine) -> None:
     engine.stop()
 
 
+def test_steps_account_for_the_time(engine: Engine) -> None:
+    engine.start(model(TARGET), model(DRAFT), 3)
+    (result,) = engine.generate(PROMPTS[:1], Sampling(max_new_tokens=20, ignore_end=True))
+    steps = engine.steps()
+    engine.stop()
+    assert sum(step.written for step in steps) == len(result.token_ids) == 20
+    assert steps[0].prefill and not any(step.prefill for step in steps[1:])
+    whole = [step for step in steps if not step.prefill and step.target_tokens == 4]
+    assert whole
+    for step in whole:
+        assert step.batch == 1 and step.gamma == 3 and len(step.draft_s) == len(step.draft_tokens) == 3
+        assert step.target_s and step.other_s is not None and step.other_s > 0
+    assert steps[1].context == len(PROMPTS[0].token_ids) + steps[0].written
+
+
+@pytest.mark.parametrize("rates", [(0.8, 0.4, 0.3), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)])
+def test_synthetic_acceptance_is_what_was_asked(engine: Engine, rates: tuple[float, ...]) -> None:
+    engine.start(model(TARGET), model(DRAFT), 3, synthetic=rates)
+    results = engine.generate(PROMPTS, Sampling(max_new_tokens=250, ignore_end=True))
+    engine.stop()
+    rounds = sum(result.rounds for result in results)
+    for position, rate in enumerate(rates):
+        seen = sum(result.accepted_by_position[position] for result in results) / rounds
+        assert abs(seen - rate) <= 4.5 * (rate * (1 - rate) / rounds) ** 0.5
+    assert all(len(result.token_ids) == 250 for result in results)
+
+
+def test_what_contradicts_itself_is_refused(engine: Engine) -> None:
+    target, draft = model(TARGET), model(DRAFT)
+    with pytest.raises(ArchsearchError, match="2 rates"):
+        engine.start(target, draft, 2, synthetic=(0.5, 0.6))
+    with pytest.raises(ArchsearchError, match="need a draft"):
+        engine.start(target, None, 0, synthetic=(0.5,))
+    with pytest.raises(ArchsearchError, match="schedule"):
+        engine.start(target, draft, 2, schedule=((2, 4, 2),))
+
+
 def test_it_can_be_started_again_and_refuses_what_cannot_be(engine: Engine) -> None:
     target = model(TARGET)
     for _ in range(2):

@@ -1,0 +1,1 @@
+"""Scripts that run in the interpreters of engines. They import nothing of archsearch."""

@@ -1,0 +1,78 @@
+"""What every worker does: read requests, answer them, die with its parent. Standard library only; runs in an engine's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+class UserError(Exception):
+    """Something the user can mend; its text is one line."""
+
+
+class Failed(Exception):
+    """The engine could not do it; its text is one line."""
+
+
+def claim_stdout() -> Any:
+    """The original stdout for answers; whatever engines print goes to stderr from now on. Call before importing the engine."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def die_with_parent() -> None:
+    """End this process group once the parent is gone, however it went (a killed parent closes nothing while we compute)."""
+    parent = int(os.environ.get("ARCHSEARCH_PARENT", "0") or 0)
+    if not parent:
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        end_group()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def end_group() -> None:
+    """End this process and all that it started."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answers: Any) -> None:
+    """Answer one request a line until stdin closes, then end the process group. `handlers` by the request's "do"."""
+    die_with_parent()
+    for line in sys.stdin:
+        if not line.strip():
+            continue
+        try:
+            request = json.loads(line)
+            answer: dict[str, Any] = {"ok": handlers[request["do"]](request)}
+        except UserError as error:
+            answer = {"error": str(error), "kind": "user"}
+        except Failed as error:
+            answer = {"error": str(error), "kind": "failed"}
+        except MemoryError as error:
+            answer = {"error": str(error) or "not enough memory", "kind": "memory"}
+        except Exception as error:
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            memory = "out of memory" in str(error).lower() or "can't allocate memory" in str(error).lower()
+            answer = {
+                "error": f"{type(error).__name__}: {text[0]}"[:500],
+                "kind": "memory" if memory else "bug",
+                "trace": traceback.format_exc(),
+            }
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    if os.environ.get("ARCHSEARCH_PARENT"):
+        end_group()

@@ -1,0 +1,144 @@
+"""The child host: answers come back, and whatever a child does, one clear line comes out and no process stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from archsearch.engines import workers
+from archsearch.engines.child import Child
+from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
+
+WORKER = """
+import sys
+sys.path.insert(0, {loop!r})
+import loop
+answers = loop.claim_stdout()
+import os, signal, subprocess, time
+
+def grandchild(request):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    return {{"pid": process.pid}}
+
+def user(request):
+    raise loop.UserError("the vocabularies differ")
+
+def memory(request):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
+
+def bug(request):
+    return {{"x": 1 // 0}}
+
+def die(request):
+    print("RuntimeError: engine core died", file=sys.stderr, flush=True)
+    os._exit(3)
+
+def killed(request):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+loop.serve({{
+    "echo": lambda request: print("noise of the engine") or {{"value": request["value"]}},
+    "sleep": lambda request: time.sleep(60) or {{}},
+    "env": lambda request: {{"value": os.environ.get(request["name"], "")}},
+    "grandchild": grandchild, "user": user, "memory": memory, "bug": bug, "die": die, "killed": killed,
+}}, answers)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "worker.py"
+    path.write_text(textwrap.dedent(WORKER).format(loop=str(Path(workers.__file__).parent)))
+    return path
+
+
+def start(script: Path, **options: object) -> Child:
+    return Child(Path(sys.executable), script, name="toy", timeout_s=20.0, **options)  # type: ignore[arg-type]
+
+
+def gone(pid: int, wait_s: float = 10.0) -> bool:
+    end = time.monotonic() + wait_s
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_answers_come_back_and_prints_do_not_disturb_them(script: Path) -> None:
+    child = start(script, env={"TOY": "7"})
+    assert child.ask({"do": "echo", "value": "é\n"}) == {"value": "é\n"}
+    assert child.ask({"do": "env", "name": "TOY"}) == {"value": "7"}
+    child.close()
+    assert not child.running and "noise of the engine" in child.log
+    child.close()  # twice is fine
+
+
+def test_a_user_s_error_leaves_it_running(script: Path) -> None:
+    child = start(script)
+    with pytest.raises(ArchsearchError, match="^the vocabularies differ$"):
+        child.ask({"do": "user"})
+    assert child.ask({"do": "echo", "value": 1}) == {"value": 1}
+    child.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ("memory", "toy is out of memory.*lower --concurrency"),
+        ("bug", "toy failed: ZeroDivisionError(.|\n)*worker.py"),
+        ("die", "toy ended with status 3 during 'die': RuntimeError: engine core died"),
+        ("killed", r"toy was killed by signal 9 \(out of memory\?\)"),
+    ],
+)
+def test_failures_end_it_with_one_line(script: Path, request_: str, words: str) -> None:
+    child = start(script)
+    with pytest.raises(RunFailed, match=words):
+        child.ask({"do": request_})
+    assert gone(child.pid)
+
+
+def test_a_child_that_hangs_is_stopped(script: Path) -> None:
+    child = start(script)
+    with pytest.raises(RunFailed, match="toy did not answer 'sleep' within 1 s"):
+        child.ask({"do": "sleep"}, timeout_s=1.0)
+    assert gone(child.pid)
+
+
+def test_what_it_started_dies_with_it(script: Path) -> None:
+    child = start(script)
+    pid = child.ask({"do": "grandchild"})["pid"]
+    child.close()
+    assert gone(pid) and gone(child.pid)
+
+
+def test_a_killed_parent_leaves_nothing_behind(script: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        "import sys, threading, time\nfrom pathlib import Path\nfrom archsearch.engines.child import Child\n"
+        f"child = Child(Path(sys.executable), Path({str(script)!r}), name='toy')\n"
+        "print(child.pid, child.ask({'do': 'grandchild'})['pid'], flush=True)\n"
+        "threading.Thread(target=child.ask, args=({'do': 'sleep'},)).start()\ntime.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, str(parent)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_an_interpreter_that_is_not_there(script: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match="archsearch engine install toy"):
+        Child(tmp_path / "python", script, name="toy")
