@@ -209,7 +209,8 @@ def check_schedule(schedule: Schedule) -> None:
     for first, last, gamma in schedule:
         if first != end + 1 or last < first or gamma < 0:
             raise ArchsearchError(
-                f"a schedule is ranges (first batch size, last, gamma) that begin at 1 and follow each other, got {list(schedule)}"
+                "a schedule is ranges (first batch size, last, gamma) that begin at 1 and follow each other, got "
+                f"{list(schedule)}"
             )
         end = last
 

@@ -1,4 +1,4 @@
-"""What every worker does: read requests, answer them, die with its parent. Standard library only; runs in an engine's interpreter."""
+"""What every worker does: read requests, answer them, die with its parent. Standard library only."""
 
 from __future__ import annotations
 
