@@ -81,7 +81,7 @@ def load_target(ref: TargetRef, dtype: torch.dtype | str) -> tuple[PreTrainedMod
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    source = _weights_source(ref)
+    source = weights_source(ref)
     with quiet_transformers():
         try:
             model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype(dtype))
@@ -96,7 +96,7 @@ def load_tokenizer(ref: TargetRef) -> PreTrainedTokenizerBase:
     """The target's tokenizer. Raises MissingDataError when there is none."""
     from transformers import AutoTokenizer
 
-    source = _weights_source(ref, weights=False)
+    source = weights_source(ref, weights=False)
     if isinstance(source, Path) and not any((source / file).is_file() for file in TOKENIZER_FILES):
         raise MissingDataError(f"no tokenizer in {source}; put the target's tokenizer.json (and tokenizer_config.json) there")
     with quiet_transformers():
@@ -108,7 +108,7 @@ def load_tokenizer(ref: TargetRef) -> PreTrainedTokenizerBase:
             ) from error
 
 
-def _weights_source(ref: TargetRef, *, weights: bool = True) -> Path | str:
+def weights_source(ref: TargetRef, *, weights: bool = True) -> Path | str:
     """Folder or hub id that transformers loads `ref` from; converts a packaged GGUF once."""
     if ref.folder is not None:
         if weights and not any((ref.folder / file).is_file() for file in WEIGHT_FILES):

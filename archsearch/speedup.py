@@ -12,7 +12,7 @@ token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -301,3 +301,24 @@ def break_even_estimate(
     needed_std = needed * math.hypot(decode_s.relative_std, *(part.std / round_s for part in parts))
     source = weakest_source(decode_s.source, *(part.source for part in parts))
     return Estimate(alpha, min(needed_std / tau_slope(alpha, gamma), 1.0), source)
+
+
+# --- why a prediction was off ----------------------------------------------------------------------------------------
+
+ROUND_TERMS = ("draft_s", "verify_s", "overhead_s")
+
+
+def error_by_term(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """How much of ln(predicted speed-up / measured) each term brings; they add up to it exactly.
+
+    Both hold `tau`, `decode_s`, `draft_s`, `verify_s`, `overhead_s`. The round's part is split among its terms in proportion to
+    their differences (logarithmic mean of the two rounds). Positive: this term makes the prediction too high.
+    """
+    parts = {
+        "tau": math.log(predicted["tau"] / measured["tau"]),
+        "decode_s": math.log(predicted["decode_s"] / measured["decode_s"]),
+    }
+    rounds = [math.fsum(terms[name] for name in ROUND_TERMS) for terms in (predicted, measured)]
+    difference = rounds[0] - rounds[1]
+    mean = difference / math.log(rounds[0] / rounds[1]) if abs(difference) > 1e-12 * rounds[1] else rounds[1]
+    return parts | {name: -(predicted[name] - measured[name]) / mean for name in ROUND_TERMS}

@@ -597,7 +597,7 @@ def test_an_alpha_that_is_none(alpha: str) -> None:
     [
         ("--context", "-1"), ("--batch-size", "0"), ("--gamma", "0"), ("--temperature", "-1"), ("--temperature", "hot"),
         ("--dtype", "int3"), ("--dtype", "float8_e4m3fn"), ("--mode", "magic"), ("--tensor-parallel", "0"),
-        ("--tensor-parallel", "3"), ("--colour", "red"), ("--engine", "vllm"), ("--profile", "nowhere"),
+        ("--tensor-parallel", "3"), ("--colour", "red"), ("--engine", "warp"), ("--profile", "nowhere"),
     ],
 )  # fmt: skip
 def test_options_out_of_range(extra: tuple[str, str]) -> None:
@@ -685,7 +685,7 @@ def test_runs_that_are_none(world: Path) -> None:
 def test_ranks_and_gammas_that_are_none(with_run: Path) -> None:
     assert "no rank 77" in refused("confirm", "runs/a", "--rank", "77")
     refused("confirm", "runs/a", "--gamma", "9")
-    refused("confirm", "runs/a", "--engine", "vllm")
+    refused("confirm", "runs/a", "--engine", "warp")
     assert "train" in refused("confirm", "runs/a", "--rank", "2")
 
 

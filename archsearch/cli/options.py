@@ -49,10 +49,24 @@ def dtype_choice(_context: click.Context, _parameter: click.Parameter, value: st
 
 
 def engine_choice(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Engines that are built."""
-    if value != "transformers":
-        raise click.BadParameter(f"engine {value!r} is not built yet; use --engine transformers")
-    return value
+    """An engine's name."""
+    from archsearch.engines.registry import check_engine
+
+    return check_engine(value)
+
+
+def optional_engine(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """An engine's name, or None."""
+    return None if value is None else engine_choice(context, parameter, value)
+
+
+def engine_python_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--engine-python",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="PATH",
+        help="Interpreter of the engine's own environment (default: the one `archsearch engine install` made).",
+    )(function)
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

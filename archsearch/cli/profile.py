@@ -10,6 +10,8 @@ import click
 from archsearch.cli.app import main
 from archsearch.cli.options import (
     duration,
+    engine_choice,
+    engine_python_option,
     json_option,
 )
 from archsearch.cli.output import emit, table
@@ -69,6 +71,15 @@ from archsearch.errors import ArchsearchError
     "--check", default=0, metavar="N", help="Then measure N whole drafts the profile has not seen, predicted beside measured."
 )
 @click.option("--threads", type=int, help="CPU threads (default: all this process may use). Part of the profile's identity.")
+@click.option(
+    "--engine",
+    default="transformers",
+    show_default=True,
+    metavar="E",
+    callback=engine_choice,
+    help="Engine that will serve: vllm, openvino. Its own passes are measured in it, with --target.",
+)
+@engine_python_option
 @click.option("--no-engine", is_flag=True, help="Do not measure what the engine adds to each round.")
 @click.option("--allow-busy", is_flag=True, help="Measure a GPU although another process uses it; the numbers may be wrong.")
 @click.option("--seed", default=0, show_default=True)
@@ -87,6 +98,8 @@ def profile(
     budget: float,
     check: int,
     threads: int | None,
+    engine: str,
+    engine_python: Path | None,
     no_engine: bool,
     allow_busy: bool,
     seed: int,
@@ -101,6 +114,7 @@ def profile(
     \b
     archsearch profile --gpu cpu --target smollm2-135m
     archsearch profile --gpu cpu --target smollm2-135m --budget 2m --check 20
+    archsearch profile --gpu cpu --target smollm2-135m --engine vllm
     archsearch profile --gpu h200 --target llama-3.1-8b --check 20
     archsearch profile --gpu a100 --from aiconfigurator
     """
@@ -114,7 +128,8 @@ def profile(
         return
     if tables is not None:
         raise ArchsearchError("--tables names imported tables; add --from aiconfigurator")
-    architecture = resolve_target(target).architecture if target else None
+    ref = resolve_target(target) if target else None
+    architecture = ref.architecture if ref else None
     request = ProfileRequest(
         gpu,
         architecture,
@@ -129,6 +144,9 @@ def profile(
         modes=modes,
         tensor_parallel=tensor_parallel,
         allow_busy=allow_busy,
+        engine_name=engine,
+        engine_python=engine_python,
+        target_ref=ref,
     )
     result = profile_device(request)
     emit(result, profile_text(result), as_json)
@@ -188,6 +206,15 @@ def profile_text(result: dict[str, Any]) -> str:
                 lines.append(
                     f"{dtype}: whole passes left out one at a time: median error {learnt['leave_one_out_median']:.1%}, "
                     f"{learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
+                )
+            own = learnt.get("engine_passes")
+            if own:
+                rest = own["rest"]
+                lines.append(
+                    f"{dtype}: passes as {own['engine']} ran them: {own['rows']} rows, left out one at a time: median error "
+                    f"{own['leave_one_out_median']:.1%}, {own['leave_one_out_within_10_percent']:.0%} within 10 %; beside them "
+                    f"it takes {1e3 * rest.get('plain_s', 0):.2f} ms a plain step, {1e3 * rest.get('round_s', 0):.2f} ms a round "
+                    f"and {1e3 * rest.get('token_s', 0):.2f} ms a draft token (measured)."
                 )
             for engine, parts in learnt["engines"].items():
                 lines.append(

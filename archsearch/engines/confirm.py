@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from archsearch.engines.engine import Engine, EnginePrompt, GenerationResult, ModelSource, Sampling
+from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 
@@ -74,7 +74,9 @@ class Confirmation:
     `speedup`: median over prompts of (time per token alone / with draft), both after the first tokens arrived, std by bootstrap
     and `speedup_interval` its 5 % and 95 % quantiles; `speedup_pooled`: all tokens over all seconds, the same window;
     `speedup_end_to_end`: pooled with prefill. `tokens_per_s` and `baseline_tokens_per_s` are pooled over the decode window;
-    `decode_s`: median seconds a token alone; `round_s`: median seconds a round.
+    `decode_s`: median seconds a token alone; `round_s`: median seconds a round. `draft_s`, `verify_s`, `rest_s`: median seconds
+    of all passes of the draft in a whole round, of the target's pass, and of what is neither; None where the engine does not
+    tell.
     """
 
     engine: str
@@ -97,6 +99,9 @@ class Confirmation:
     identical_output: Identity
     categories: dict[str, CategoryResult]
     per_prompt_speedup: tuple[float, ...]
+    draft_s: float | None = None
+    verify_s: float | None = None
+    rest_s: float | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -139,6 +144,7 @@ def confirm(
     variants = [0, *gammas]
     engines: dict[int, Engine] = {}
     results: dict[int, list[GenerationResult]] = {gamma: [] for gamma in variants}
+    steps: dict[int, list[EngineStep]] = {gamma: [] for gamma in variants}
     planned, done = len(variants) * (len(prompts) + 1), 0
     try:
         for gamma in variants:
@@ -152,15 +158,34 @@ def confirm(
         for index, prompt in enumerate(prompts):
             for gamma in variants if index % 2 == 0 else reversed(variants):
                 results[gamma] += engines[gamma].generate([prompt], sampling)
+                steps[gamma] += engines[gamma].steps()
                 done += 1
                 _report(progress, f"prompt {index + 1}/{len(prompts)}", done, planned)
-        return {
-            gamma: summarise(engines[0], gamma, prompts, results[0], results[gamma], greedy=sampling.temperature == 0, seed=seed)
-            for gamma in gammas
-        }
+        greedy = sampling.temperature == 0
+        found = {}
+        for gamma in gammas:
+            result = summarise(engines[0], gamma, prompts, results[0], results[gamma], greedy=greedy, seed=seed)
+            found[gamma] = dataclasses.replace(result, **_terms(steps[gamma], gamma))
+        return found
     finally:
         for engine in engines.values():
             engine.stop()
+
+
+def _terms(steps: Sequence[EngineStep], gamma: int) -> dict[str, Any]:
+    """Medians over whole rounds of what the engine told of its passes; {} where it does not."""
+    whole = [
+        step
+        for step in steps
+        if not step.prefill and step.target_s is not None and step.target_tokens == gamma + 1 and len(step.draft_s) == gamma
+    ]
+    if not whole:
+        return {}
+    return {
+        "draft_s": float(np.median([sum(step.draft_s) for step in whole])),
+        "verify_s": float(np.median([step.target_s or 0.0 for step in whole])),
+        "rest_s": float(np.median([step.other_s or 0.0 for step in whole])),
+    }
 
 
 def _report(progress: Progress | None, what: str, done: float, planned: float) -> None:

@@ -111,6 +111,8 @@ class TransformersEngine:
 
     name = "transformers"
     concurrent = False
+    synthesises = True
+    schedules = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None = None, dtype: torch.dtype | str = torch.bfloat16) -> None:
         self.version = version("transformers")

@@ -31,6 +31,7 @@ from archsearch.architecture.ops import AllReduce, Elementwise, Gemm, head_ops, 
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.latency.composed import ComposedPass, Part, composable, constants
+from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.profiles import Measurement, Profile
@@ -42,6 +43,11 @@ Pass = tuple[Architecture, int, int, int]
 """architecture, batch, tokens, context"""
 OUTLIER_MADS: Final = 5.0
 MIN_ROWS: Final = {"forward": 8}
+TRIMMED_HEAD_ENGINES: Final = (None, "transformers")
+"""Engines that compute a draft's trimmed head; the others load the padded one and pay for all its rows."""
+SHARDED_DRAFT_ENGINES: Final = ("vllm",)
+"""Engines that shard the draft as they shard the target (vLLM 0.32 asks for equal tensor_parallel_size); elsewhere it runs on one
+device."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,9 @@ class LatencyModel:
         self._passes: dict[tuple[Any, ...], Estimate] = {}
         self.outliers_: list[Measurement] = []
         self.composed_: ComposedPass | None = None
+        self.engine_: EnginePasses | None = None
+        if engine is not None and engine in known_engines(profile, dtype, mode):
+            self.engine_ = EnginePasses(profile, dtype, mode, engine)
         whole = len(profile.select("forward", dtype, mode))
         if whole < MIN_ROWS["forward"] and composable(profile, dtype):
             self.composed_ = ComposedPass(profile, dtype, mode, engine)
@@ -265,6 +274,10 @@ class LatencyModel:
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target, with what the engine adds per token."""
+        if self.engine_ is not None:
+            own = self.engine_
+            step = own.forward_s(target, batch=workload.batch_size, context=workload.context_len, cold=True, is_target=True)
+            return Estimate(step.value + own.plain_s(workload.batch_size), step.std, step.source)
         step = self.forward_s(
             target, batch=workload.batch_size, tokens=1, context=workload.context_len, ranks=workload.tensor_parallel
         )
@@ -277,6 +290,15 @@ class LatencyModel:
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
+        if self.engine_ is not None:
+            return self.engine_.forward_s(
+                target,
+                batch=workload.batch_size,
+                tokens=gamma + 1,
+                context=workload.context_len,
+                cold=True,
+                is_target=True,
+            )
         return self.forward_s(
             target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel
         )
@@ -285,17 +307,27 @@ class LatencyModel:
         """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop; and what the
         engine adds to each of its layers (what it adds to a token whatever the draft is in `overhead_s`)."""
         batch, context = workload.batch_size, workload.context_len
+        if self.engine not in TRIMMED_HEAD_ENGINES:
+            draft = draft.replace(draft_vocab_size=None)
         costs = self._engine_costs(draft.vocab_size)
         extra = gamma * draft.num_hidden_layers * costs["layer_s"] if costs else 0.0
-        first = self.forward_s(draft, batch=batch, context=context, cold=True)
+        ranks = workload.tensor_parallel if self.engine in SHARDED_DRAFT_ENGINES else 1
+        if self.engine_ is not None:
+            tokens = self.engine_.first_pass.tokens(gamma)
+            first = self.engine_.forward_s(draft, batch=batch, tokens=tokens, context=context, cold=True)
+            later = self.engine_.forward_s(draft, batch=batch, context=context)
+        else:
+            first = self.forward_s(draft, batch=batch, context=context, ranks=ranks, cold=True)
+            later = self.forward_s(draft, batch=batch, context=context, ranks=ranks) if gamma > 1 else first
         if gamma <= 1:
             return Estimate(first.value + extra, first.std, first.source)
-        later = self.forward_s(draft, batch=batch, context=context)
         value = first.value + (gamma - 1) * later.value + extra
         return Estimate(value, first.std + (gamma - 1) * later.std, first.source)
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine adds to a round of gamma draft tokens; 0 where neither rows of it nor published costs are known."""
+        if self.engine_ is not None:
+            return self.engine_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)
         if known is None:
             return self.composed_.host_s(workload.batch_size) if self.composed_ else Estimate(0.0, 0.0, "modelled")
@@ -303,8 +335,9 @@ class LatencyModel:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Engines whose overhead the profile holds."""
-        return tuple(dict.fromkeys(name for name, _ in self._engine))
+        """Engines whose overhead or own passes the profile holds."""
+        own = known_engines(self.profile, self.dtype, self.mode)
+        return tuple(dict.fromkeys([*(name for name, _ in self._engine), *own]))
 
     def summary(self) -> dict[str, Any]:
         """What was learnt, for reports: `pass` is `fitted` (to whole passes: coefficients, cache, leave-one-out errors) or
@@ -316,6 +349,8 @@ class LatencyModel:
             "pass": "composed" if self.composed_ else "fitted",
             "engines": {f"{name} (vocabulary {size})": costs for (name, size), costs in self._engine.items()},
         }
+        if self.engine_ is not None:
+            known["engine_passes"] = {"engine": self.engine, **self.engine_.summary()}
         if self.composed_ is not None:
             return known | {"constants": constants()[self.mode], "engine": self.composed_.engine_words()}
         errors = np.abs(self.loo_)

@@ -3,14 +3,15 @@
 profile -> search -> finalists (train, measure) -> confirm -> export. Feedback between them passes through files.
 """
 
-from archsearch.pipeline.candidates import (
+from archsearch.pipeline.candidates import export_rank, train_rank, write_best, write_report
+from archsearch.pipeline.confirm import (
+    EngineChoice,
+    LoadRequest,
     check_tokenizer,
+    confirm_load,
     confirm_rank,
-    export_rank,
+    schedule_rank,
     spread_prompts,
-    train_rank,
-    write_best,
-    write_report,
 )
 from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, machine_slowdown
@@ -19,7 +20,9 @@ from archsearch.pipeline.search import search
 from archsearch.pipeline.session import SearchRequest, SearchSession, cannot_train, check_weights, default_space
 
 __all__ = [
+    "EngineChoice",
     "LatencySource",
+    "LoadRequest",
     "ProfileRequest",
     "SearchRequest",
     "SearchSession",
@@ -29,6 +32,7 @@ __all__ = [
     "check_tokenizer",
     "check_weights",
     "choose_latency",
+    "confirm_load",
     "confirm_rank",
     "default_space",
     "estimate_drafts",
@@ -37,6 +41,7 @@ __all__ = [
     "machine_slowdown",
     "profile_device",
     "sample_space",
+    "schedule_rank",
     "search",
     "spread_prompts",
     "train_rank",

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import shutil
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.export import DRAFT_FILES, TOKENIZER_FILES, export, padded_head_cost, vllm_config
+from archsearch.export import (
+    DEFAULT_ENGINES,
+    DRAFT_FILES,
+    TOKENIZER_FILES,
+    check_engines,
+    export,
+    has_tokenizer,
+    padded_head_cost,
+    read_schedule,
+    vllm_config,
+)
 from archsearch.files import atomic_path, read_json, write_json
-from archsearch.finalists import TrainedDraft, Workshop, load_trained
-from archsearch.pipeline.latency import machine_slowdown
+from archsearch.finalists import TrainedDraft, load_trained
 from archsearch.pipeline.session import TEXT_SHARE, SearchSession, check_weights
-from archsearch.progress import ProgressLine
 from archsearch.runs import Run, open_run
 from archsearch.search.objective import Score
 from archsearch.targets import TargetRef, resolve_target
@@ -91,161 +97,129 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     }
 
 
-def confirm_rank(
-    session: SearchSession,
+def export_rank(
+    path: Path,
     rank: int,
+    output: Path,
     *,
-    gammas: Sequence[int] = (),
-    prompt_count: int | None = None,
-    prompts: Path | None = None,
-    shop: Workshop | None = None,
+    engines: Sequence[str] = DEFAULT_ENGINES,
+    gamma: int | None = None,
+    schedule: Path | None = None,
+    allow_untrained: bool = False,
 ) -> dict[str, Any]:
-    """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write confirmed.json.
+    """Export a candidate for `engines`; says what engines pay that compute the padded head.
 
-    The prediction beside it is the score's: latency from the profile, tau from the trace on held-out text; and once more with the
-    tau that the engine counted, which leaves only the latency's error.
+    `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json, where there is one). `gamma`: draft
+    tokens a round for engines without a schedule (default: the schedule's at batch size 1, else the confirmed one, else the
+    score's). An untrained candidate is refused unless `allow_untrained`, which exports its shape.
     """
-    import gc
-
-    from archsearch.engines.confirm import confirm, exactness_check
-    from archsearch.engines.engine import EnginePrompt, Sampling
-    from archsearch.engines.transformers import TransformersEngine
-    from archsearch.models import load_draft
-    from archsearch.training.data import encode_prompts, read_prompts
-
-    run, scorer = session.run, session.scorer
-    check_weights(session.target)
-    score = run.score(rank)
-    folder = run.best_dir(rank)
-    trained = load_trained(score.architecture, folder)
-    shop = shop or session.workshop()
-    check_tokenizer(shop.tokenizer, folder)
-    chosen = read_prompts(prompts) if prompts else shop.prompts.heldout
-    count = prompt_count or session.request.confirm_prompts
-    encoded = encode_prompts(spread_prompts(chosen, count), shop.tokenizer)
-    asked = [EnginePrompt(item.id or str(number), item.token_ids, item.category or None) for number, item in enumerate(encoded)]
-    sampling = Sampling(
-        max_new_tokens=session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed
-    )
-    draft = load_draft(folder, session.source.dtype)
-    wanted = list(gammas) or [score.gamma]
-    slowdowns = [machine_slowdown(session.source)]
-    with ProgressLine("confirm") as line:
-        results = confirm(
-            lambda: TransformersEngine(shop.tokenizer, session.source.dtype),
-            shop.model(),
-            draft,
-            wanted,
-            asked,
-            sampling,
-            progress=line,
-        )
-    slowdowns.append(machine_slowdown(session.source))
-    known_slowdowns = [value for value in slowdowns if value is not None]
-    exact = None
-    if session.request.temperature == 0:
-        gc.collect()
-        with ProgressLine("identical output in float32") as line:
-            exact = exactness_check(
-                lambda: TransformersEngine(shop.tokenizer, "float32"),
-                shop.model("float32"),
-                load_draft(folder, "float32"),
-                wanted[0],
-                asked[:4],
-                progress=line,
-            )
-    context = round(statistics.fmean(len(item.token_ids) for item in encoded) + session.request.answer_tokens / 2)
-    local = scorer.at_context(context)
-    rows = []
-    for gamma, outcome in results.items():
-        if gamma not in trained.tau:
-            raise ArchsearchError(
-                f"gamma {gamma} was not measured on held-out text (1 to {max(trained.tau)}); use a smaller gamma"
-            )
-        predicted = local.measured(score.architecture, trained.alpha, trained.tau, gammas=[gamma])
-        counted = local.measured(score.architecture, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
-        row = outcome.to_dict(predicted.speedup.value)
-        overhead = local.latency.overhead_s(local.target, local.workload, gamma)
-        row |= {
-            "predicted": predicted.to_dict(),
-            "predicted_at_measured_tau": counted.speedup.value,
-            "relative_error_at_measured_tau": counted.speedup.value / outcome.speedup.value - 1.0,
-            "predicted_round_s": predicted.draft_s.value + predicted.verify_s.value + overhead.value,
-            "overhead_s": overhead.to_dict(),
-            "context": context,
-            "slowdown": statistics.fmean(known_slowdowns) if known_slowdowns else None,
-            "dtype": session.source.dtype,
-        }
-        rows.append(row)
-    best = max(rows, key=lambda row: row["speedup"]["value"])
-    identical = {"prompts": exact.prompts, "identical": exact.identical} if exact is not None else None
-    best = {
-        **best,
-        "rank": rank,
-        "architecture": score.architecture.label(),
-        "identical_output_float32": identical,
-        "other_gammas": [row for row in rows if row is not best],
-    }
-    run.write_confirmed(rank, best)
-    write_report(run)
-    return best
-
-
-def check_tokenizer(ours: Any, folder: Path) -> None:
-    """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's: its ids mean other tokens."""
-    from archsearch.models import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
-
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        return
-    theirs = load_tokenizer(TargetRef(folder.name, read_architecture(folder), folder=folder))
-    differences = tokenizers_differ(ours, theirs, limit=2)
-    if differences:
-        raise ArchsearchError(
-            f"the tokenizer in {folder} differs from the target's ({'; '.join(differences)}); use a draft made for this target"
-        )
-
-
-def spread_prompts(prompts: Sequence[Any], count: int) -> list[Any]:
-    """`count` prompts at equal distances, so that every category of a sorted file is represented."""
-    if len(prompts) <= count:
-        return list(prompts)
-    return [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)] if count > 1 else list(prompts[:1])
-
-
-def export_rank(path: Path, rank: int, output: Path) -> dict[str, Any]:
-    """Export a trained candidate; says what engines pay that compute the padded head."""
+    engines = check_engines(engines)
     run = open_run(path)
     score = run.score(rank)
     folder = run.best_dir(rank)
-    if not (folder / "model.safetensors").is_file():
-        raise MissingDataError(f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank {rank}")
+    trained = (folder / "model.safetensors").is_file()
+    if not trained and not allow_untrained:
+        raise MissingDataError(
+            f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank {rank} "
+            "(or export its shape: --allow-untrained)"
+        )
+    if schedule is not None and not schedule.is_file():
+        raise ArchsearchError(f"gamma schedule not found: {schedule}")
+    planned = read_schedule(schedule or folder / "schedule.json")
+    ranges = planned.ranges
     confirmed = run.confirmed(rank)
-    gamma = confirmed["gamma"] if confirmed else score.gamma
-    note, padded = "The head holds the full vocabulary.", None
+    gamma = (
+        gamma
+        or (ranges[0][2] if ranges else 0)
+        or (int(confirmed["gamma"]) if confirmed and confirmed.get("gamma") else score.gamma)
+    )
+    dtype = str(run.info["profile"].get("dtype") or (confirmed or {}).get("dtype") or "bfloat16")
+    note, padded, better = "The head holds the full vocabulary.", None, None
     ref = resolve_target(run.arguments["target"])
     if score.architecture.trimmed:
-        session = SearchSession.reopen(path)
-        full = score.architecture.replace(draft_vocab_size=None)
-        trained = load_trained(score.architecture, folder)
-        # The padding rows never win, so acceptance is the trimmed head's; only the time changes.
-        padded = session.scorer.measured(full, trained.alpha, trained.tau, gammas=[gamma]).speedup.value
-        cost = padded_head_cost(score.architecture, session.source.dtype)
+        cost = padded_head_cost(score.architecture, dtype)
+        predicted, advice = "", ""
+        if trained:
+            session = SearchSession.reopen(path)
+            full = score.architecture.replace(draft_vocab_size=None)
+            known = load_trained(score.architecture, folder)
+            # The padding rows never win, so acceptance is the trimmed head's; only the time changes.
+            if gamma not in known.tau:
+                raise ArchsearchError(
+                    f"gamma {gamma} was not measured on held-out text (1 to {max(known.tau)}); use a smaller one"
+                )
+            padded = session.scorer.measured(full, known.alpha, known.tau, gammas=[gamma]).speedup.value
+            predicted = f" (predicted speed-up {padded:.2f} instead of {score.speedup.value:.2f})"
+            best = session.scorer.measured(full, known.alpha, known.tau)
+            if best.gamma != gamma and not ranges:
+                better = (best.gamma, best.speedup.value)
+                advice = f" For those engines gamma {best.gamma} is better (predicted {better[1]:.2f}): --gamma {best.gamma}."
         note = (
             f"The head proposes {score.architecture.head_rows:,} of {score.architecture.vocab_size:,} tokens. Engines that need "
-            f"a full head load the padded one and read {cost['ratio']:.1f} times the weights per draft token (predicted speed-up "
-            f"{padded:.2f} instead of {score.speedup.value:.2f}); archsearch.models.load_draft keeps it trimmed."
+            f"a full head load the padded one and read {cost['ratio']:.1f} times the weights per draft token{predicted}; "
+            f"archsearch.models.load_draft keeps it trimmed.{advice}"
         )
+    if not trained:
+        note = f"It holds a shape without weights; to train it: archsearch train {path} --rank {rank}. {note}"
+    training = folder / "training.json"
     written = export(
         folder,
         output,
         gamma=gamma,
+        engines=engines,
+        schedule=ranges,
+        points=planned.points,
+        schedule_words=planned.words,
+        loads=[read_json(path, "run under load") for path in sorted(folder.glob("load-*.json"))],
         score=score.to_dict(),
-        provenance={"run": run.info, "confirmed": confirmed},
+        provenance={"run": run.info, "rank": rank, "confirmed": confirmed},
         target=str(ref.folder or ref.hub_id or ref.name),
+        tokenizer=None if has_tokenizer(folder) else _target_tokenizer(ref),
+        target_gguf=_target_gguf(ref) if "llama.cpp" in engines else None,
         confirmed=confirmed,
+        training=read_json(training, "training record") if trained and training.is_file() else None,
         padded_speedup=padded,
+        better_gamma=better,
+        dtype=dtype,
+        tensor_parallel=_serving_ranks(run),
+        allow_untrained=allow_untrained,
     )
-    return {"output": str(written), "gamma": gamma, "rank": rank, "note": note, "padded_speedup": padded}
+    return {
+        "output": str(written),
+        "gamma": gamma,
+        "rank": rank,
+        "engines": list(engines),
+        "schedule": [list(entry) for entry in ranges],
+        "trained": trained,
+        "note": note,
+        "padded_speedup": padded,
+        "better_gamma": better[0] if better else None,
+    }
+
+
+def _target_tokenizer(ref: TargetRef) -> Any:
+    """The target's tokenizer, None where it cannot be had: engines then take the target's own."""
+    from archsearch.models import load_tokenizer
+
+    try:
+        return load_tokenizer(ref)
+    except MissingDataError:
+        return None
+
+
+def _target_gguf(ref: TargetRef) -> Path | None:
+    """The target's own GGUF, where it comes in one."""
+    from archsearch.models import packaged_gguf
+
+    return packaged_gguf(ref.name, ref.weights) if ref.folder is None and ref.weights else None
+
+
+def _serving_ranks(run: Run) -> int:
+    """Devices the target is served on: as asked, else the fewest that hold it."""
+    asked = run.arguments.get("tensor_parallel")
+    if asked:
+        return int(asked)
+    return 1 if run.info["device"].get("kind") == "cpu" else SearchSession.reopen(run.path).scorer.workload.tensor_parallel
 
 
 def write_report(run: Run) -> Path:

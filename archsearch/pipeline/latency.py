@@ -111,11 +111,14 @@ def choose_latency(
     if not models:
         raise MissingDataError(f"profile {profile.folder} has no usable rows in {mode} mode; run archsearch profile longer")
 
+    own = {name: model for name, model in models.items() if model.engine_ is not None}
+    models = own or models  # what the engine itself was measured in, where it was
+
     def step_s(name: str) -> float:
         ranks = tensor_parallel or fitting_ranks(device, target, batch_size, context_len, name)
         return models[name].decode_s(target, Workload(batch_size, context_len, ranks, name, mode)).value
 
-    best = names[0] if len(models) == 1 else min(models, key=step_s)
+    best = next(iter(models)) if len(models) == 1 else min(models, key=step_s)
     return LatencySource(
         models[best],
         device,
@@ -123,8 +126,19 @@ def choose_latency(
         mode,
         device.threads,
         {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best, "mode": mode, "origin": profile.origin},
-        _words(profile, device, best, mode),
+        _words(profile, device, best, mode) + _engine_words(models[best], device, engine),
     )
+
+
+def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
+    """What is known of the engine that will serve; "" for the one whose passes the profile measures."""
+    if model.engine_ is not None:
+        return f"; passes as {engine} ran them ({model.engine_.rows} rows)"
+    if engine != "transformers" and device.kind == "cpu":
+        return (
+            f"; WARNING: passes of transformers, {engine}'s own kernels were not measured (archsearch profile --engine {engine})"
+        )
+    return ""
 
 
 def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:

@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.profiles import Profile, current_stack, stack_key
 from archsearch.progress import ProgressLine
 from archsearch.search.space import InvalidShape, SearchSpace
+from archsearch.targets import TargetRef
 from archsearch.workload import dtype_name
 
 # What a check is to reach: median error, a margin, and the share of cases within it.
@@ -48,6 +49,13 @@ class ProfileRequest:
     modes: tuple[str, ...] = ()
     tensor_parallel: int = 1
     allow_busy: bool = False
+    engine_name: str = "transformers"
+    engine_python: Path | None = None
+    target_ref: TargetRef | None = None
+
+
+ENGINE_DRAFTS = 6
+"""Drafts with random weights that an engine of its own is profiled with."""
 
 
 def import_tables(
@@ -127,14 +135,18 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
     points = {
         dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory) for dtype in dtypes
     }
-    with ProgressLine("profile") as line:
-        sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
-    if request.engine and request.batch_size == 1:
-        _measure_engine(bench, profile, request.target, dtypes, memory)
+    other = request.engine_name != "transformers"
+    if not (other and _has_model(profile, dtypes[0])):  # ops and whole models are measured already: go on with the engine
+        with ProgressLine("profile") as line:
+            sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
+        if request.engine and request.batch_size == 1:
+            _measure_engine(bench, profile, request.target, dtypes, memory)
+    if other:
+        profile_engine(request, profile, device, drafts, dtypes[0], slowdown=_probe_slowdown(bench, dtypes[0]))
     learnt = {}
     for dtype in dtypes:
         try:
-            learnt[dtype] = LatencyModel(profile, dtype).summary()
+            learnt[dtype] = LatencyModel(profile, dtype, engine=request.engine_name).summary()
         except MissingDataError as error:
             learnt[dtype] = {"missing": str(error)}
     checks = {}
@@ -159,6 +171,108 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
         "checks": checks,
         "known_error": profile.known_error,
     }
+
+
+def _has_model(profile: Profile, dtype: str) -> bool:
+    try:
+        LatencyModel(profile, dtype)
+    except MissingDataError:
+        return False
+    return True
+
+
+def _probe_slowdown(bench: Any, dtype: str) -> Any:
+    """How much slower than the profile's reference the machine is now."""
+    timer = bench.timer(dtype)
+
+    def slowdown() -> float:
+        value = statistics.median(timer.probe() for _ in range(5)) / timer.reference_s
+        timer.slowdowns.append(value)
+        return float(value)
+
+    return slowdown
+
+
+def profile_engine(
+    request: ProfileRequest,
+    profile: Profile,
+    device: Device,
+    shapes: Sequence[Architecture],
+    dtype: str,
+    mode: str = "eager",
+    *,
+    slowdown: Any = None,
+) -> int:
+    """Measure the passes of `request.engine_name` in it (or, where it does not tell them, what it adds to the profile's) and
+    record the rows; what is known is not measured again. Returns the number of new rows.
+    """
+    import tempfile
+
+    from archsearch.engines.engine import EngineSettings, EngineStep
+    from archsearch.engines.passes import measure_passes, spread_drafts
+    from archsearch.engines.registry import make_engine
+    from archsearch.latency.engine_passes import pass_of
+    from archsearch.pipeline.confirm import engine_target, random_draft, write_shape
+    from archsearch.pipeline.session import check_weights
+    from archsearch.workload import Workload
+
+    name, ref = request.engine_name, request.target_ref
+    if ref is None:
+        raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
+    own = [row for row in profile.select("pass", dtype, mode) if row.sizes()["engine"] == name]
+    known: set[Architecture | None] = {pass_of(row)[0] for row in own if row.sizes()["role"] == "draft"}
+    if any(row.sizes()["role"] == "target" and row.sizes()["tokens"] == 1 for row in own):
+        known.add(None)
+    drafts = spread_drafts(shapes, ENGINE_DRAFTS)
+    if known.issuperset({None, *drafts}):
+        return 0
+    settings = EngineSettings(
+        dtype=dtype,
+        concurrency=8,
+        max_len=512,
+        mode=mode,
+        tensor_parallel=request.tensor_parallel,
+        threads=device.threads,
+        device="cpu" if device.kind == "cpu" else "gpu",
+        python=request.engine_python,
+    )
+    base_model: LatencyModel | None = None
+    if device.kind != "cpu":
+        base_model = LatencyModel(profile, dtype, mode)
+
+    def passes_s(draft: Architecture | None, step: EngineStep) -> float:
+        assert base_model is not None
+        workload = Workload(1, round(step.context), request.tensor_parallel, dtype, mode)
+        verify = base_model.verify_s(ref.architecture, workload, step.gamma).value
+        return verify + (base_model.draft_s(draft, workload, step.gamma).value if draft and step.gamma else 0.0)
+
+    before = len(profile.rows)
+    with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary:
+        base = Path(temporary)
+        try:
+            check_weights(ref)
+            target: Any = engine_target(ref)
+        except MissingDataError:
+            if name != "vllm":
+                raise
+            target, settings = write_shape(ref.architecture, base / "target"), replace(settings, dummy_weights=True)
+        folders = [(arch, random_draft(arch, dtype, base)) for arch in drafts if arch not in known]
+        with ProgressLine(f"passes of {name}") as line:
+            measure_passes(
+                lambda: make_engine(name, settings),
+                target,
+                ref.architecture,
+                folders,
+                dtype=dtype,
+                mode=mode,
+                vocabulary=ref.architecture.vocab_size,
+                slowdown=slowdown or (lambda: 1.0),
+                passes_s=passes_s if base_model is not None else None,
+                known=known & {None},
+                record=profile.record,
+                progress=line,
+            )
+    return len(profile.rows) - before
 
 
 def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
@@ -211,10 +325,12 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             result = selection.adaptive_sweep(bench, wanted, dtype, budget_s=request.budget_s / len(plans), progress=line)
         for row in collectives.measure_all_reduces(collectives.measurable(wanted.all_reduces()), dtype, mode):
             profile.record(row)
+        if request.engine_name != "transformers" and mode == "graph":
+            profile_engine(request, profile, device, drafts, dtype, mode)
         name = f"{dtype} {mode}"
         sweeps[name] = {"new_rows": result.new_rows, "relative_std": result.relative_std, "stopped": result.stopped}
         try:
-            model = LatencyModel(profile, dtype, mode)
+            model = LatencyModel(profile, dtype, mode, request.engine_name)
         except MissingDataError as error:
             learnt[name] = {"missing": str(error)}
             continue

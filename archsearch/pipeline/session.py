@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.engines.registry import check_engine
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
 from archsearch.finalists import Workshop, load_prompt_set
@@ -91,8 +92,7 @@ class SearchSession:
         `run`: an opened run to go on with, whatever profile it was searched with.
         """
         target = resolve_target(request.target)
-        if request.engine != "transformers":
-            raise ArchsearchError(f"engine {request.engine!r} is not built yet; use --engine transformers")
+        check_engine(request.engine)
         if request.confirm:
             check_weights(target)
             load_prompt_set(request.prompts, request.heldout)

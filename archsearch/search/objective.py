@@ -162,13 +162,23 @@ class Scorer:
         """The same scorer with another number of tokens in the KV cache."""
         return self._changed(replace(self.workload, context_len=context_len), self.context.coverage)
 
+    def at_batch(self, batch_size: int) -> Scorer:
+        """The same scorer with another number of sequences in a pass."""
+        return self._changed(replace(self.workload, batch_size=batch_size), self.context.coverage)
+
+    def with_latency(self, latency: Latency) -> Scorer:
+        """The same scorer with another latency model: of another engine."""
+        return self._changed(self.workload, self.context.coverage, latency)
+
     def with_coverage(self, coverage: VocabularyCoverage) -> Scorer:
         """The same scorer, knowing how much of the user's text a trimmed head covers."""
         return self._changed(self.workload, coverage)
 
-    def _changed(self, workload: Workload, coverage: VocabularyCoverage | None) -> Scorer:
+    def _changed(
+        self, workload: Workload, coverage: VocabularyCoverage | None, latency: Latency | None = None
+    ) -> Scorer:
         return Scorer(
-            self.target, workload, self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain,
+            self.target, workload, latency or self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain,
             coverage=coverage, limits=self.limits, target_correlation=self.target_correlation,
         )  # fmt: skip
 

@@ -21,6 +21,8 @@ class FakeEngine:
     name = "fake"
     version = "1"
     concurrent = False
+    synthesises = False
+    schedules = False
     wrong: frozenset[str] = frozenset()
     lengths = (3, 1, 2) * 4
 

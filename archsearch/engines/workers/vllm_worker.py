@@ -1,7 +1,6 @@
-"""Runs vLLM for archsearch, inside vLLM's own environment: JSON requests on stdin, JSON answers on the original stdout.
+"""Runs vLLM for archsearch, inside vLLM's own environment. vLLM and torch are imported once a request needs them.
 
-Standalone: imports nothing of archsearch, and vLLM and torch only once a request needs them. The functions above `Worker` are pure
-and tested without vLLM.
+What stands above `PassClock` is pure and tested without vLLM.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import math
 import os
 import sys
 import time
-import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from loop import Failed, UserError, claim_stdout, serve
 
 OLDEST = (0, 32)
 """First vLLM this was written for and checked with: dynamic and synthetic speculation, raw logits, all in one release."""
@@ -23,16 +23,8 @@ OLDEST = (0, 32)
 LONGEST_DRAFT = 128
 """vLLM's own limit on draft tokens a round."""
 
-_LOGITS_AT_ONCE = 100  # vLLM scores up to 128 named tokens a request
+_BLOCK = 128  # tokens in a block of vLLM's cache on a CPU
 _COUNTERS = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens_per_pos")
-
-
-class UserError(Exception):
-    """Something the user can mend; one line."""
-
-
-class RunError(Exception):
-    """A run whose result cannot be used; one line."""
 
 
 # ------------------------------------------------------------------------------------------------- rounds and counters
@@ -129,7 +121,9 @@ def disagreement(requests: Sequence[Request], counted: Counters) -> str | None:
 # ------------------------------------------------------------- plain torch in place of kernels of vLLM's CPU build
 
 
-def expand_values(output: Any, values: Any, cu_num_tokens: Any, replace_from: float, replace_to: float, longest: Any = None) -> None:
+def expand_values(
+    output: Any, values: Any, cu_num_tokens: Any, replace_from: float, replace_to: float, longest: Any = None
+) -> None:
     """output [tokens] = values [batch], each repeated for its request's draft tokens; `replace_from` becomes `replace_to`.
 
     vLLM's `expand_kernel`. `cu_num_tokens` [batch]: draft tokens up to and with each request.
@@ -281,12 +275,16 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config["text_config"] if isinstance(config.get("text_config"), dict) else config
 
 
-def cache_bytes_per_token(config: Mapping[str, Any], bytes_per_value: int) -> int:
-    """Bytes of keys and values of one token, all layers."""
-    text = text_config(config)
-    heads = int(text["num_attention_heads"])
-    head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // heads)
-    return 2 * int(text["num_hidden_layers"]) * int(text.get("num_key_value_heads") or heads) * head_dim * bytes_per_value
+def cache_bytes_per_token(configs: Sequence[Mapping[str, Any]], bytes_per_value: int) -> int:
+    """Bytes of keys and values of one token, all layers of all models; vLLM gives every layer a page of the widest one's size."""
+    layers, widest = 0, 0
+    for config in configs:
+        text = text_config(config)
+        heads = int(text["num_attention_heads"])
+        head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // heads)
+        layers += int(text["num_hidden_layers"])
+        widest = max(widest, 2 * int(text.get("num_key_value_heads") or heads) * head_dim * bytes_per_value)
+    return layers * widest
 
 
 def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> list[int]:
@@ -306,17 +304,13 @@ def one_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def kind_of(error: BaseException) -> str:
-    """Whose fault: "user", "memory", "failed" or "bug"."""
-    if isinstance(error, UserError | RunError):
-        return "user" if isinstance(error, UserError) else "failed"
+def is_memory(error: BaseException) -> bool:
+    """Whether it says that memory ran out."""
     text = str(error).lower()
     words = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory", "no available memory")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or any(word in text for word in words):
-        return "memory"
-    if "kv cache" in text and ("larger than" in text or "memory" in text):
-        return "memory"
-    return "failed" if type(error).__module__.split(".")[0] in ("vllm", "pydantic_core", "pydantic", "torch") else "bug"
+        return True
+    return "kv cache" in text and ("larger than" in text or "memory" in text)
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
@@ -355,8 +349,8 @@ def checked_version() -> str:
 class PassClock:
     """Times the target's and the draft's passes of one step, where the model runner is in this process and on the CPU.
 
-    A pass of the draft is the model's call and the choice of the draft token (head, sampling); what the loop does between (inputs,
-    attention metadata) is not in it.
+    A pass of the draft is the model's call and the choice of the draft token (head, sampling); what the loop does between
+    (inputs, attention metadata) is not in it.
     """
 
     def __init__(self) -> None:
@@ -437,7 +431,8 @@ class Worker:
         length = int(ask["max_len"]) + self.gamma + 2  # a round that begins inside max_len ends inside this
         if on_cpu:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(configs, ask["dtype"], int(ask["concurrency"]) * length))
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(configs, ask["dtype"], int(ask["concurrency"]), length))
+            check_loads("torchvision", "torchaudio")
         from vllm import LLM
         from vllm.platforms import current_platform
 
@@ -463,7 +458,7 @@ class Worker:
             speculative_config=speculative_config(ask) if draft else None,
             generation_config="vllm",
             logprobs_mode="raw_logits",
-            max_logprobs=_LOGITS_AT_ONCE,
+            max_logprobs=-1,
             enable_prefix_caching=False,
             disable_log_stats=False,
             async_scheduling=False,
@@ -532,7 +527,7 @@ class Worker:
         metrics = {metric.name: metric for metric in self.llm.get_metrics() if metric.name in _COUNTERS}
         absent = [name for name in _COUNTERS if name not in metrics]
         if absent:
-            raise RunError(f"vLLM does not tell {', '.join(absent)}, so there is no count of accepted tokens; use another version")
+            raise Failed(f"vLLM does not tell {', '.join(absent)}, so accepted tokens cannot be counted; use another version")
         rounds, drafted, accepted = (metrics[name] for name in _COUNTERS)
         return Counters(int(rounds.value), int(drafted.value), [int(value) for value in accepted.values])
 
@@ -542,10 +537,6 @@ class Worker:
     # ---------------------------------------------------------------------------------------------------- generate
 
     def generate(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        import torch
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         temperature, limit = float(ask["temperature"]), int(ask["max_new_tokens"])
         if temperature > 0 and self.gamma and not self.samples_rightly:
             raise UserError(
@@ -558,6 +549,10 @@ class Worker:
                     f"prompt {prompt['id']!r} of {len(prompt['token_ids'])} tokens and {limit} new ones exceed the {self.room} "
                     "tokens there is room for; shorten them or raise --max-len (the models' own limit counts too)"
                 )
+        import torch
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         torch.manual_seed(int(ask["seed"]))  # the draft's own sampling and synthetic acceptance take no seed of a request
         before, put_back = self._counters() if self.gamma else Counters(), self._preemptions()
         self.calls += 1
@@ -580,7 +575,7 @@ class Worker:
         counted = self._counters().minus(before) if self.gamma else Counters()
         wrong = disagreement(list(requests.values()), counted) if self.gamma else None
         if wrong:
-            raise RunError(f"{wrong}; the counts of this run cannot be trusted, please report it with the version of vLLM")
+            raise Failed(f"{wrong}; the counts of this run cannot be trusted, please report it with the version of vLLM")
         return {
             "results": [request.result(self.gamma) for request in requests.values()],
             "steps": steps,
@@ -647,17 +642,19 @@ class Worker:
         token_ids, candidates = list(ask["token_ids"]), [int(token) for token in ask["candidates"]]
         if len(token_ids) >= self.room:
             raise UserError(f"a text of {len(token_ids)} tokens exceeds the {self.room - 1} there is room for; raise --max-len")
-        found: dict[int, float] = {}
         engine = self.llm.llm_engine
-        for first in range(0, len(candidates), _LOGITS_AT_ONCE):
-            wanted = sorted(set(candidates[first : first + _LOGITS_AT_ONCE]))
-            self.calls += 1
-            params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprob_token_ids=wanted, detokenize=False)
-            engine.add_request(f"{self.calls}-logits", {"prompt_token_ids": token_ids}, params)
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    if output.finished:
-                        found.update({token: value.logprob for token, value in output.outputs[0].logprobs[0].items()})
+        self.calls += 1
+        # Named tokens (logprob_token_ids) break vLLM 0.32's rejection sampler, which every step goes through when drafting is on.
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=-1, detokenize=False)
+        engine.add_request(f"{self.calls}-logits", {"prompt_token_ids": token_ids}, params)
+        found: dict[int, float] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.outputs[0].logprobs:
+                    found = {token: value.logprob for token, value in output.outputs[0].logprobs[0].items()}
+        unknown = [token for token in candidates if token not in found]
+        if unknown:
+            raise UserError(f"tokens {unknown} are not in the target's vocabulary of {len(found)}")
         return {"logits": [float(found[token]) for token in candidates]}
 
 
@@ -667,7 +664,7 @@ def prompt_seed(seed: int, prompt_id: str) -> int:
 
 
 def speculative_config(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's `speculative_config`. Drafts are sampled at the request's temperature, as in the other engines (greedy when it is 0)."""
+    """vLLM's `speculative_config`. Drafts are sampled at the request's temperature, as in the other engines."""
     config: dict[str, Any] = {
         "method": "draft_model",
         "model": ask["draft"],
@@ -707,10 +704,30 @@ def read_config(source: str) -> dict[str, Any]:
     return config
 
 
-def cache_gib(configs: Sequence[Mapping[str, Any]], dtype: str, tokens: int) -> int:
-    """GiB for the keys and values of `tokens` tokens in both models, doubled (blocks, layers of unequal width), at least 1."""
-    size = 4 if dtype == "float32" else 2
-    return max(1, math.ceil(2 * tokens * sum(cache_bytes_per_token(config, size) for config in configs) / 2**30))
+def cache_gib(configs: Sequence[Mapping[str, Any]], dtype: str, requests: int, length: int) -> int:
+    """GiB for the keys and values of `requests` texts of `length` tokens in all models, and a tenth, at least 1."""
+    tokens = requests * math.ceil(length / _BLOCK) * _BLOCK
+    return max(1, math.ceil(1.1 * tokens * cache_bytes_per_token(configs, 4 if dtype == "float32" else 2) / 2**30))
+
+
+def check_loads(*packages: str) -> None:
+    """Raise UserError for packages that are installed but cannot be imported.
+
+    The CPU build of vLLM asks for torchvision and torchaudio; PyPI's are built for CUDA's torch and do not load beside the CPU's.
+    transformers and vLLM's own subprocesses then fail with an error that names neither. vLLM does without them.
+    """
+    import importlib
+    import importlib.util
+
+    for package in packages:
+        if importlib.util.find_spec(package) is not None:
+            try:
+                importlib.import_module(package)
+            except (ImportError, OSError, RuntimeError) as error:
+                raise UserError(
+                    f"{package} of {sys.executable} does not load beside its torch ({one_line(error)}); "
+                    f"run: {sys.executable} -m pip uninstall -y {' '.join(packages)}"
+                ) from error
 
 
 def _has_positions(config: Mapping[str, Any]) -> bool:
@@ -726,37 +743,41 @@ def _model_runner(llm: Any) -> Any:
 # -------------------------------------------------------------------------------------------------------------------- loop
 
 
-def answer(worker: Worker, ask: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one request; errors as {"error", "kind", "trace"}."""
-    starting = ask.get("do") == "start"
-    try:
-        if ask.get("do") == "versions":
-            return {"ok": {"version": checked_version(), "python": sys.version.split()[0]}}
-        calls = {"start": worker.start, "generate": worker.generate, "logits": worker.logits}
-        if ask.get("do") == "stop":
-            return {"ok": {}}
-        return {"ok": calls[str(ask["do"])](ask)}
-    except Exception as error:  # every failure goes to the parent as a line
-        kind = kind_of(error)
-        if starting and kind in ("failed", "bug") and isinstance(error, (ValueError, OSError)):
-            kind = "user"  # vLLM's own checks of what it was asked for
-        text = one_line(error)
-        if kind == "user" and not isinstance(error, UserError):
-            text = f"vLLM refuses: {text}"
-        elif not isinstance(error, UserError | RunError):
-            text = f"{type(error).__name__}: {text}"
-        return {"error": text, "kind": kind, "trace": traceback.format_exc()}
+def telling(call: Callable[[Mapping[str, Any]], dict[str, Any]], *, starting: bool = False) -> Callable[..., dict[str, Any]]:
+    """`call` with vLLM's errors turned into those that the parent tells in one line; a bug of ours stays what it is.
+
+    While `starting`, ValueError and OSError are vLLM's checks of what it was asked for.
+    """
+
+    def told(request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return call(request)
+        except (UserError, Failed):
+            raise
+        except Exception as error:
+            text = one_line(error)
+            if is_memory(error):
+                raise MemoryError(text) from error
+            if starting and isinstance(error, ValueError | OSError):
+                raise UserError(f"vLLM refuses: {text}") from error
+            if type(error).__module__.split(".")[0] in ("vllm", "pydantic_core", "pydantic", "torch"):
+                raise Failed(f"{type(error).__name__}: {text}") from error
+            raise
+
+    return told
+
+
+def versions(request: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's version, read without loading it."""
+    return {"version": checked_version(), "python": sys.version.split()[0]}
 
 
 def main() -> None:
     """Serve stdin until it ends."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # what vLLM prints goes to stderr
+    answers = claim_stdout()
     worker = Worker()
-    for line in sys.stdin:
-        if line.strip():
-            replies.write(json.dumps(answer(worker, json.loads(line))) + "\n")
-            replies.flush()
+    handlers = {"start": telling(worker.start, starting=True), "generate": telling(worker.generate)}
+    serve({**handlers, "logits": telling(worker.logits), "versions": versions, "stop": lambda request: {}}, answers)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,230 @@
+"""Rows of a Profile out of an engine's own steps: its passes of target and draft, and what a step takes beside them.
+
+An engine that serves has kernels of its own, so its passes are measured in it: the target alone at several batch sizes, then a
+few drafts with random weights of shapes that span the space, each at other gammas for each batch size. Time does not depend on
+what the numbers are; where the engine can, acceptance is synthetic, so that the caches fill as they do in use.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, Sampling
+from archsearch.errors import RunFailed
+from archsearch.profiles import Measurement, freeze_shape
+
+Progress = Callable[[str, float, float], None]
+BATCHES: Final = (1, 2, 4, 8)
+GAMMAS: Final = ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1), (2, 4, 2, 5), (3, 1, 4, 2), (5, 6, 2, 4))
+"""For each draft its gamma at each of BATCHES: between them they cover the pairs."""
+RATE: Final = 0.7  # synthetic acceptance of each draft token, given those before
+CONTEXT_STEP: Final = 64
+MIN_STEPS: Final = 5
+
+
+@dataclass
+class StepRows:
+    """Collects steps of one engine into rows; times are divided by the slowdown of the machine while they were taken."""
+
+    engine: str
+    dtype: str
+    mode: str
+    passes: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
+    rests: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
+    extras: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
+    slowdowns: list[float] = field(default_factory=list)
+
+    def add(
+        self, steps: Sequence[EngineStep], batch: int, target: Architecture, draft: Architecture | None, slowdown: float
+    ) -> int:
+        """Take the steps at full `batch` that read no prompt; returns how many there were."""
+        self.slowdowns.append(slowdown)
+        taken = 0
+        for step in steps:
+            rest_s = step.other_s
+            if step.prefill or step.batch != batch or rest_s is None or step.target_s is None:
+                continue
+            if step.target_tokens != batch * (step.gamma + 1) or len(step.draft_s) != step.gamma:
+                continue  # the last round of a request may be shorter
+            context = CONTEXT_STEP * max(1, round(step.context / CONTEXT_STEP))
+            self._pass("target", target, batch, step.target_tokens // batch, context, "cold", step.target_s / slowdown)
+            first = 0
+            for number, (seconds, tokens) in enumerate(zip(step.draft_s, step.draft_tokens, strict=True)):
+                assert draft is not None
+                per_sequence = max(1, round(tokens / batch))
+                first = per_sequence if number == 0 else first
+                cache = "warm" if number else "cold"
+                self._pass("draft", draft, batch, per_sequence, context, cache, seconds / slowdown)
+            self.rests.setdefault((step.gamma, batch, first), []).append(max(rest_s, 1e-6) / slowdown)
+            taken += 1
+        return taken
+
+    def add_whole(
+        self,
+        steps: Sequence[EngineStep],
+        batch: int,
+        target: Architecture,
+        draft: Architecture | None,
+        passes_s: Callable[[Architecture | None, EngineStep], float],
+    ) -> None:
+        """Steps of an engine that does not tell its passes (a GPU runs ahead of its host): what they take beyond `passes_s`, the
+        passes as the profile prices them. Batch 1 only, as the rows of kind `engine` are."""
+        layers = draft.num_hidden_layers if draft else 0
+        for step in steps:
+            if batch == 1 and not step.prefill and step.batch == 1 and step.target_tokens == step.gamma + 1:
+                extra = max(step.seconds - passes_s(draft, step), 1e-6)
+                self.extras.setdefault((step.gamma, layers, target.vocab_size), []).append(extra)
+
+    def _pass(self, role: str, arch: Architecture, batch: int, tokens: int, context: int, cache: str, seconds: float) -> None:
+        self.passes.setdefault((role, arch, batch, tokens, context, cache), []).append(seconds)
+
+    def rows(self) -> list[Measurement]:
+        """Rows of kind `pass` and `rest`; cases seen fewer than MIN_STEPS times are left out."""
+        slowdown = statistics.median(self.slowdowns) if self.slowdowns else 1.0
+        rows = []
+        for (role, arch, batch, tokens, context, cache), times in self.passes.items():
+            if len(times) >= MIN_STEPS:
+                shape = {
+                    "engine": self.engine,
+                    "role": role,
+                    "architecture": arch.to_dict(),
+                    "batch": batch,
+                    "tokens": tokens,
+                    "context": context,
+                }
+                rows.append(self._row("pass", shape, cache, times, slowdown))
+        for (gamma, batch, first), times in self.rests.items():
+            if len(times) >= MIN_STEPS:
+                shape = {"engine": self.engine, "gamma": gamma, "batch": batch, "first_tokens": first}
+                rows.append(self._row("rest", shape, "warm", times, slowdown))
+        for (gamma, layers, vocabulary), times in self.extras.items():
+            if len(times) >= MIN_STEPS:
+                shape = {"engine": self.engine, "gamma": gamma, "draft_layers": layers, "vocab_size": vocabulary}
+                rows.append(self._row("engine", shape, "warm", times, slowdown))
+        return rows
+
+    def _row(self, kind: str, shape: dict[str, Any], cache: str, times: Sequence[float], slowdown: float) -> Measurement:
+        return Measurement(kind, freeze_shape(shape), self.dtype, self.mode, cache, tuple(times), slowdown)
+
+
+def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architecture]:
+    """`count` of `shapes`, full heads, far apart in depth, width and FFN: each next one is the farthest from those chosen."""
+    import math
+
+    unique = list(dict.fromkeys(shape.replace(draft_vocab_size=None) for shape in shapes))
+
+    def place(shape: Architecture) -> tuple[float, ...]:
+        return (
+            math.log2(shape.num_hidden_layers),
+            1.5 * math.log2(shape.hidden_size),
+            math.log2(shape.intermediate_size / shape.hidden_size),
+        )
+
+    chosen = [max(unique, key=lambda shape: (shape.num_hidden_layers, shape.hidden_size))]
+    while len(chosen) < min(count, len(unique)):
+        chosen.append(max(unique, key=lambda shape: min(math.dist(place(shape), place(other)) for other in chosen)))
+    return chosen
+
+
+def measure_passes(
+    make_engine: Callable[[], Engine],
+    target: Any,
+    target_architecture: Architecture,
+    drafts: Sequence[tuple[Architecture, Path]],
+    *,
+    dtype: str,
+    mode: str,
+    vocabulary: int,
+    context: int = 192,
+    tokens: int = 32,
+    repeats: int = 3,
+    batches: Sequence[int] = BATCHES,
+    slowdown: Callable[[], float] = lambda: 1.0,
+    passes_s: Callable[[Architecture | None, EngineStep], float] | None = None,
+    known: Collection[Architecture | None] = (),
+    record: Callable[[Measurement], None] = lambda row: None,
+    progress: Progress | None = None,
+) -> list[Measurement]:
+    """Rows of kind `pass` and `rest` from `make_engine()`'s own steps; each is given to `record` as soon as its model is done.
+
+    `target`: what the engine loads; `drafts`: shapes with the folders of their random weights; `vocabulary`: token ids of the
+    made-up prompts lie below it; `context`: tokens in the cache in mid-run. `slowdown()`: how much slower than its reference the
+    machine is now, asked before and after every call. `passes_s`: seconds of a step's passes by the profile, for engines that
+    tell whole steps only; what is beyond them becomes rows of kind `engine`. `known`: drafts (None: the target alone) that were
+    measured before.
+    Raises RunFailed where the engine does not tell its steps.
+    """
+    rng = random.Random(0)
+    rows: list[Measurement] = []
+    engine = make_engine()
+    plans: list[tuple[Architecture | None, Path | None, Sequence[int]]] = [(None, None, (0,) * len(batches))]
+    plans += [(arch, folder, GAMMAS[number % len(GAMMAS)]) for number, (arch, folder) in enumerate(drafts)]
+    sampling = Sampling(max_new_tokens=tokens, ignore_end=True)
+
+    def prompts(count: int) -> list[EnginePrompt]:
+        length = max(8, context - tokens // 2)
+        most = min(1000, vocabulary)
+        return [EnginePrompt(str(i), tuple(rng.randrange(most) for _ in range(length))) for i in range(count)]
+
+    try:
+        for number, (arch, folder, gammas) in enumerate(plans):
+            if arch in known:
+                continue
+            pairs = list(zip(batches, gammas, strict=False))
+            collected = StepRows(engine.name, dtype, mode)
+            for group in _starts(engine, pairs):
+                engine.start(target, folder, max(gamma for _, gamma in group), **_options(engine, arch, group))
+                for repeat in range(repeats):
+                    for batch, _ in group if repeat % 2 == 0 else reversed(group):
+                        if progress is not None:
+                            what = f"{arch.label() if arch else 'target alone'}, batch {batch}"
+                            progress(what, number + repeat / repeats, len(plans))
+                        before = slowdown()
+                        engine.generate(prompts(batch), sampling)
+                        steps = engine.steps()
+                        told = any(step.target_s is not None for step in steps)
+                        if not steps or not (told or passes_s):
+                            raise RunFailed(f"{engine.name} does not tell what its steps take, so they cannot be profiled")
+                        if told:
+                            collected.add(steps, batch, target_architecture, arch, 0.5 * (before + slowdown()))
+                        elif passes_s is not None:
+                            collected.add_whole(steps, batch, target_architecture, arch, passes_s)
+                engine.stop()
+            for row in collected.rows():
+                record(row)
+                rows.append(row)
+    finally:
+        engine.stop()
+    return rows
+
+
+def _starts(engine: Engine, pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """(batch, gamma) pairs that one start of the engine can run: all with a schedule, else those of one gamma."""
+    if engine.schedules or len({gamma for _, gamma in pairs}) == 1:
+        return [list(pairs)]
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for batch, gamma in pairs:
+        groups.setdefault(gamma, []).append((batch, gamma))
+    return list(groups.values())
+
+
+def _options(engine: Engine, draft: Architecture | None, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Synthetic acceptance and schedule of a start, where the engine has them."""
+    if draft is None:
+        return {}
+    largest = max(gamma for _, gamma in pairs)
+    options: dict[str, Any] = {}
+    if engine.synthesises:
+        options["synthetic"] = tuple(RATE ** (position + 1) for position in range(largest))
+    if len({gamma for _, gamma in pairs}) > 1:
+        ends = [batch for batch, _ in pairs]
+        options["schedule"] = tuple(
+            (1 if number == 0 else ends[number - 1] + 1, batch, gamma) for number, (batch, gamma) in enumerate(pairs)
+        )
+    return options

@@ -1,0 +1,612 @@
+"""vLLM as a server that runs already: its OpenAI API for the answers, its Prometheus metrics for the counts.
+
+The server's draft, gamma and acceptance are its own and cannot be set from here; `start` checks what the server tells about them.
+
+Where the counts come from. Every streamed chunk carries the tokens that the engine handed over since the last one: one round, as
+long as this process reads faster than the server writes. `spec_decode_num_drafts` on /metrics before and after tells whether that
+was so. If it was, each result has the whole rounds of its own chunks (a round cut by max_new_tokens or by the end of the text is
+left out, as everywhere). If chunks were merged, the counts are the server's: exact for each prompt at concurrency 1; at a higher
+one exact for the whole call, and dealt to the results in proportion to the tokens they wrote, with `round_lengths` empty. The
+server's own counts include rounds that max_new_tokens cut; all of their draft tokens were judged, so they are whole in them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import http.client
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from archsearch.engines.engine import (
+    EnginePrompt,
+    EngineSettings,
+    EngineStep,
+    GenerationResult,
+    ModelSource,
+    Sampling,
+    Schedule,
+    check_start,
+    round_statistics,
+)
+from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SETTLE_S: Final = 5.0  # the metrics follow the last token by a few milliseconds; a busy server takes longer
+_QUESTION_S: Final = 30.0  # for the short questions: version, models, metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What /metrics has counted since the server started, all its engines together.
+
+    `speculative`: it runs with a draft. `accepted` [gamma]: accepted draft tokens by position; `generated`: tokens written;
+    `in_flight`: requests that run or wait.
+    """
+
+    speculative: bool
+    drafts: int
+    drafted: int
+    accepted: tuple[int, ...]
+    generated: int
+    in_flight: int
+
+    def since(self, before: Counters) -> Counters:
+        """What was counted between `before` and now; `in_flight` is now's."""
+        return replace(
+            self,
+            drafts=self.drafts - before.drafts,
+            drafted=self.drafted - before.drafted,
+            accepted=tuple(a - b for a, b in zip(self.accepted, before.accepted, strict=True)),
+            generated=self.generated - before.generated,
+        )
+
+
+def parse_metrics(text: str) -> Counters | None:
+    """Counters out of Prometheus text; None where it has none of vLLM's (a server started with --disable-log-stats)."""
+    sums: dict[str, float] = {}
+    accepted: dict[int, float] = {}
+    for name, labels, value in re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
+        position = re.search(r'position="(\d+)"', labels)
+        if name == "spec_decode_num_accepted_tokens_per_pos_total" and position:
+            accepted[int(position[1])] = accepted.get(int(position[1]), 0.0) + float(value)
+        else:
+            sums[name] = sums.get(name, 0.0) + float(value)
+    if "generation_tokens_total" not in sums:
+        return None
+    return Counters(
+        speculative="spec_decode_num_drafts_total" in sums,
+        drafts=round(sums.get("spec_decode_num_drafts_total", 0.0)),
+        drafted=round(sums.get("spec_decode_num_draft_tokens_total", 0.0)),
+        accepted=tuple(round(accepted[position]) for position in sorted(accepted)),
+        generated=round(sums["generation_tokens_total"]),
+        in_flight=round(sums.get("num_requests_running", 0.0) + sums.get("num_requests_waiting", 0.0)),
+    )
+
+
+class _Lost(Exception):
+    """The connection failed; the message says how."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One streamed answer: tokens and arrival (perf_counter) of each chunk, the text, why it ended."""
+
+    started: float
+    chunks: list[tuple[int, ...]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+
+
+class _Server:
+    """HTTP to one server. Raises _Lost when the connection fails, ArchsearchError for an address that is none."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise ArchsearchError(f"{url!r} is no server address; write it as http://127.0.0.1:8000")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ArchsearchError(
+                "a server address is scheme, host and port only, as in http://127.0.0.1:8000; a key goes into VLLM_API_KEY"
+            )
+        self.url, self.timeout_s = url.rstrip("/"), timeout_s
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        key = os.environ.get("VLLM_API_KEY")
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        self._open: set[socket.socket] = set()
+        self._guard = threading.Lock()
+        self._hung_up = False
+
+    def hang_up(self) -> None:
+        """End every request in flight: their threads get _Lost at once, and the server stops writing for them."""
+        with self._guard:
+            self._hung_up = True
+            sockets = list(self._open)
+        for connected in sockets:
+            try:
+                connected.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # it was closed meanwhile
+
+    def listen_again(self) -> None:
+        """Undo `hang_up`."""
+        with self._guard:
+            self._hung_up = False
+
+    def ask(self, method: str, path: str, data: dict[str, Any] | None = None, timeout_s: float = _QUESTION_S) -> tuple[int, str]:
+        """(status, body) of one short request."""
+        body = None if data is None else json.dumps(data)
+        connection = self._connect(timeout_s)
+        connected = connection.sock
+        try:
+            connection.request(method, self._prefix + path, body, self._headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise _Lost(_reason(error, timeout_s)) from error
+        finally:
+            self._close(connection, connected)
+
+    def stream(self, data: dict[str, Any]) -> _Stream:
+        """A streamed completion. ArchsearchError for a request that the server refuses, RunFailed for an error of its own."""
+        connection = self._connect(min(self.timeout_s, _QUESTION_S))
+        connected = connection.sock
+        try:
+            assert connected is not None
+            connected.settimeout(self.timeout_s)
+            answer = _Stream(time.perf_counter())
+            connection.request("POST", self._prefix + "/v1/completions", json.dumps(data), self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise refusal(self.url, response.status, response.read().decode("utf-8", "replace"))
+            self._read(response, answer)
+            return answer
+        except (OSError, http.client.HTTPException) as error:
+            raise _Lost(_reason(error, self.timeout_s)) from error
+        finally:
+            self._close(connection, connected)
+
+    def _read(self, response: http.client.HTTPResponse, answer: _Stream) -> None:
+        pending = b""
+        while True:
+            # read1: what has arrived, with the time it arrived. Lines of one read came together.
+            data = response.read1(65536)
+            now = time.perf_counter()
+            if not data:
+                raise _Lost("the server closed the connection in the middle of an answer")
+            if now - answer.started > self.timeout_s:
+                raise _Lost(f"no whole answer within {self.timeout_s:g} s")
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                content = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if content == b"[DONE]":
+                    if answer.finish is None:
+                        raise _Lost("the answer ended without a reason")
+                    return
+                if content:
+                    try:
+                        chunk = json.loads(content)
+                    except ValueError as error:
+                        raise RunFailed(f"the server at {self.url} sent a chunk that is not JSON: {content[:80]!r}") from error
+                    self._take(chunk, now, answer)
+
+    def _take(self, chunk: dict[str, Any], now: float, answer: _Stream) -> None:
+        if "error" in chunk:
+            error = chunk["error"]
+            raise RunFailed(
+                f"the server at {self.url} failed: {error.get('message', error) if isinstance(error, dict) else error}"
+            )
+        for choice in chunk.get("choices", ()):
+            if "token_ids" not in choice:
+                raise ArchsearchError(
+                    f"the server at {self.url} sends no token ids (return_token_ids); it is too old or no vLLM server"
+                )
+            tokens = tuple(choice["token_ids"] or ())
+            if tokens:
+                answer.chunks.append(tokens)
+                answer.times.append(now)
+            answer.text += choice.get("text") or ""
+            answer.finish = choice.get("finish_reason") or answer.finish
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=timeout_s)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise _Lost(_reason(error, timeout_s)) from error
+        with self._guard:
+            if self._hung_up:
+                connection.close()
+                raise _Lost("stopped")
+            self._open.add(connection.sock)
+        return connection
+
+    def _close(self, connection: http.client.HTTPConnection, connected: socket.socket | None) -> None:
+        with self._guard:
+            if connected is not None:
+                self._open.discard(connected)
+        connection.close()
+        if connected is not None:
+            connected.close()
+
+
+def _reason(error: Exception, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout_s:g} s"
+    if isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError):
+        return "the server closed the connection in the middle of an answer"
+    return (error.strerror or str(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
+
+
+def refusal(url: str, status: int, body: str) -> ArchsearchError:
+    """The exception for an HTTP status that is not 200: ArchsearchError for 4xx, RunFailed for 5xx, with the server's message."""
+    try:
+        data = json.loads(body)
+        error = data.get("error", data)
+        words = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError):
+        words = body
+    words = " ".join(words.split())[:300] or http.client.responses.get(status, "no message")
+    if status in (401, 403):
+        return ArchsearchError(f"the server at {url} wants a key ({status}: {words}); put it into VLLM_API_KEY")
+    kind = ArchsearchError if 400 <= status < 500 else RunFailed
+    return kind(f"the server at {url} refused the request ({status}): {words}")
+
+
+class VllmServerEngine:
+    """vLLM servers that run already: `settings.server_url` with the target and its draft, `settings.baseline_url` with the target
+    alone. `tokenizer` turns tokens into the results' text; without one the text is the server's.
+
+    dtype, mode, threads, tensor_parallel and max_len of `settings` are the server's own business. Answers are timed here, with
+    the network in between. `finished` has the results of the last `generate` so far, also when it failed.
+    """
+
+    name = "vllm"
+    synthesises = False
+    schedules = False  # it cannot be given one; a server that was started with one is told of by `schedule`
+
+    def __init__(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        self.settings, self.tokenizer = settings, tokenizer
+        self.version = "a server that is not asked yet"
+        self.concurrent = settings.concurrency > 1
+        self.finished: list[GenerationResult] = []
+        self._server: _Server | None = None
+        self._gamma = 0
+        self._scheduled = False
+        self._model = ""
+        self._max_len = 0
+        self._vocab_size: int | None = None
+        self._calls = 0
+
+    def start(
+        self,
+        target: ModelSource,
+        draft: ModelSource | None,
+        gamma: int,
+        *,
+        synthetic: Sequence[float] = (),
+        schedule: Schedule = (),
+    ) -> None:
+        """Ask the server what it is. With a draft: it must speculate with `gamma` tokens; alone: it must not speculate at all.
+
+        Which model the draft is, and a schedule's ranges, a server does not tell: only the schedule's largest gamma is checked.
+        Raises ArchsearchError when no vLLM server answers, when it is another one than asked for, or for `synthetic`.
+        """
+        self.stop()
+        check_start(gamma, draft, synthetic, schedule)
+        if synthetic:
+            raise ArchsearchError(
+                "a running server's acceptance cannot be set; leave out --server-url, archsearch then starts vLLM itself"
+            )
+        if not isinstance(target, Path | str):
+            raise ArchsearchError("a server is given a model folder or a hub id, not a loaded model")
+        option = "--server-url" if draft is not None else "--baseline-url"
+        url = self.settings.server_url if draft is not None else self.settings.baseline_url or self.settings.server_url
+        if url is None:
+            raise ArchsearchError(f"no server is named; give its address with {option}, as in {option} http://127.0.0.1:8000")
+        server = _Server(url, self.settings.timeout_s)
+        try:
+            self._meet(server)
+            counters = self._counters(server)
+        except _Lost as error:
+            raise ArchsearchError(f"no vLLM server answers at {server.url} ({error}); start it, or correct {option}") from error
+        served = len(counters.accepted)
+        if draft is None and counters.speculative:
+            raise ArchsearchError(
+                f"the server at {server.url} speculates with {served} draft tokens; a baseline needs a server of the same target "
+                "without a draft: name it with --baseline-url"
+            )
+        if draft is not None and not counters.speculative:
+            raise ArchsearchError(
+                f"the server at {server.url} runs without a draft (it has no spec_decode metrics); start it with "
+                f"--speculative-config and num_speculative_tokens {gamma}"
+            )
+        if draft is not None and served != gamma:
+            raise ArchsearchError(
+                f"the server at {server.url} drafts {served} tokens a round, not {gamma}; ask for gamma {served}, or start it "
+                f"with num_speculative_tokens {gamma}"
+            )
+        config = Path(target) / "config.json"
+        self._vocab_size = read_json(config, "the target's config").get("vocab_size") if config.is_file() else None
+        self._gamma, self._scheduled = (0 if draft is None else gamma), bool(schedule)
+        self._server = server
+
+    def _meet(self, server: _Server) -> None:
+        status, body = server.ask("GET", "/version")
+        try:
+            version = json.loads(body)["version"] if status == 200 else None
+        except (ValueError, KeyError, TypeError):
+            version = None
+        if version is None:
+            raise ArchsearchError(f"what answers at {server.url} is no vLLM server (GET /version: {status}); correct the address")
+        status, body = server.ask("GET", "/v1/models")
+        if status != 200:
+            raise refusal(server.url, status, body)
+        try:
+            # Adapters are listed beside the model they belong to.
+            model = next(entry for entry in json.loads(body)["data"] if not entry.get("parent"))
+            self._model, self._max_len = str(model["id"]), int(model["max_model_len"])
+        except (ValueError, KeyError, TypeError, StopIteration) as error:
+            raise ArchsearchError(f"the server at {server.url} names no model on /v1/models; is it a vLLM server?") from error
+        self.version = str(version)
+
+    def _counters(self, server: _Server) -> Counters:
+        status, body = server.ask("GET", "/metrics")
+        counters = parse_metrics(body) if status == 200 else None
+        if counters is None:
+            raise ArchsearchError(
+                f"the server at {server.url} shows no vLLM metrics on /metrics ({status}); start it without --disable-log-stats"
+            )
+        return counters
+
+    def stop(self) -> None:
+        """Forget the server; it runs on."""
+        self._server = None
+        self._gamma = 0
+
+    def steps(self) -> tuple[EngineStep, ...]:
+        """A server does not tell its steps."""
+        return ()
+
+    def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
+        """Log-probabilities: the logits less one constant, so that differences are the logits'. One short request for each."""
+        server = self._started()
+        logits = []
+        for candidate in candidates:
+            # The token is forced; its log-probability is taken before that (vLLM's logprobs_mode raw_logprobs, the default).
+            data = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
+            data |= {"allowed_token_ids": [candidate], "return_tokens_as_token_ids": True}
+            try:
+                status, body = server.ask("POST", "/v1/completions", data, self.settings.timeout_s)
+            except _Lost as error:
+                raise RunFailed(f"the server at {server.url} does not answer ({error})") from error
+            if status != 200:
+                raise refusal(server.url, status, body)
+            logprobs = json.loads(body)["choices"][0]["logprobs"]
+            if logprobs["tokens"] != [f"token_id:{candidate}"]:
+                raise RunFailed(
+                    f"the server at {server.url} answered {logprobs['tokens']} when only token {candidate} was allowed"
+                )
+            logits.append(float(logprobs["token_logprobs"][0]))
+        return logits
+
+    def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
+        """Up to `settings.concurrency` requests in flight; at 1 each prompt has its own counts from the server.
+
+        Raises ArchsearchError for what the server refuses, and when it serves others meanwhile (the counts would be theirs too);
+        RunFailed when it dies or is too slow: the message says how many prompts were done, `finished` has them.
+        """
+        server = self._started()
+        self.finished = []
+        self._check(server, prompts, sampling)
+        self._calls += 1
+        groups = [list(prompts)] if self.concurrent else [[prompt] for prompt in prompts]
+        results: list[GenerationResult] = []
+        server.listen_again()
+        try:
+            for group in groups:
+                before = self._counters(server)
+                if before.in_flight:
+                    raise ArchsearchError(
+                        f"the server at {server.url} is busy with {before.in_flight} other requests; measure on one that is idle"
+                    )
+                streams = self._run(server, group, sampling)
+                counted = self._settled(server, before, sum(len(chunk) for stream in streams for chunk in stream.chunks))
+                results += self._results(server, group, streams, counted, sampling)
+                self.finished = list(results)
+        except _Lost as error:
+            raise RunFailed(
+                f"the server at {server.url} was lost: {error}; {len(self.finished)} of {len(prompts)} prompts were done"
+            ) from error
+        except RunFailed as error:
+            raise RunFailed(f"{error}; {len(self.finished)} of {len(prompts)} prompts were done") from error
+        return results
+
+    def _started(self) -> _Server:
+        if self._server is None:
+            raise RuntimeError("start the engine first")
+        return self._server
+
+    def _check(self, server: _Server, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
+        for prompt in prompts:
+            if len(prompt.token_ids) + sampling.max_new_tokens > self._max_len:
+                raise ArchsearchError(
+                    f"prompt {prompt.prompt_id!r} has {len(prompt.token_ids)} tokens, with {sampling.max_new_tokens} new ones "
+                    f"that is more than the server's max_model_len {self._max_len}; shorten it, or start the server with more"
+                )
+            if self._vocab_size is not None and max(prompt.token_ids) >= self._vocab_size:
+                raise ArchsearchError(
+                    f"prompt {prompt.prompt_id!r} has token {max(prompt.token_ids)}, the target's vocabulary ends at "
+                    f"{self._vocab_size - 1}; use the target's own tokenizer"
+                )
+        if self._gamma and sampling.temperature > 0 and self.settings.device == "cpu":
+            raise ArchsearchError(
+                f"vLLM's CPU build (here {self.version}) divides the target's logits by uninitialised memory when it samples "
+                "with a draft; use --temperature 0, or a server on a GPU"
+            )
+
+    def _run(self, server: _Server, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[_Stream]:
+        """One stream for each prompt, in their order. The first failure ends the others."""
+        streams: dict[int, _Stream] = {}
+        with ThreadPoolExecutor(max_workers=max(1, min(self.settings.concurrency, len(prompts)))) as pool:
+            futures = {pool.submit(server.stream, self._request(prompt, sampling)): index for index, prompt in enumerate(prompts)}
+            try:
+                for future in as_completed(futures):
+                    index = futures[future]
+                    streams[index] = future.result()
+                    self.finished.append(self._result(prompts[index], streams[index], sampling))
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                server.hang_up()
+                raise
+        return [streams[index] for index in range(len(prompts))]
+
+    def _request(self, prompt: EnginePrompt, sampling: Sampling) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "prompt": list(prompt.token_ids),
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+            "ignore_eos": sampling.ignore_end,
+            # What the target's generation_config would fill in otherwise. (min_p is refused with a draft.)
+            "top_p": 1.0,
+            "top_k": 0,
+            "repetition_penalty": 1.0,
+            "stream": True,
+            "return_token_ids": True,
+            # A prompt that comes again must not find its prefill in the prefix cache.
+            "cache_salt": f"archsearch-{os.getpid()}-{id(self)}-{self._calls}-{prompt.prompt_id}",
+        }
+
+    def _result(self, prompt: EnginePrompt, stream: _Stream, sampling: Sampling) -> GenerationResult:
+        """One answer, with the counts of its own chunks where they can be rounds."""
+        token_ids = tuple(token for chunk in stream.chunks for token in chunk)
+        if not token_ids:
+            raise RunFailed(f"the server answered prompt {prompt.prompt_id!r} with no token")
+        if self._vocab_size is not None and max(token_ids) >= self._vocab_size:
+            raise ArchsearchError(
+                f"the server answered with token {max(token_ids)}, the target's vocabulary ends at {self._vocab_size - 1}; "
+                f"it serves another model ({self._model})"
+            )
+        lengths = [len(chunk) for chunk in stream.chunks]
+        result = GenerationResult(
+            prompt_id=prompt.prompt_id,
+            text=stream.text if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            token_ids=token_ids,
+            seconds=stream.times[-1] - stream.started,
+            first_s=stream.times[0] - stream.started,
+            decode_seconds=stream.times[-1] - stream.times[0],
+            decode_tokens=len(token_ids) - lengths[0],
+            gaps_s=tuple(b - a for a, b in pairwise(stream.times)),
+        )
+        if not self._gamma or not self._chunks_may_be_rounds(lengths):
+            return result
+        return self._counted(result, whole_rounds(lengths, self._gamma, sampling.max_new_tokens, stream.finish == "stop"))
+
+    def _chunks_may_be_rounds(self, lengths: Sequence[int]) -> bool:
+        return lengths[0] == 1 and max(lengths) <= self._gamma + 1
+
+    def _counted(self, result: GenerationResult, whole: Sequence[int], drafted: int | None = None) -> GenerationResult:
+        return replace(
+            result,
+            rounds=len(whole),
+            drafted=self._gamma * len(whole) if drafted is None else drafted,
+            accepted_by_position=round_statistics(whole, self._gamma),
+            round_lengths=tuple(whole),
+        )
+
+    def _settled(self, server: _Server, before: Counters, written: int) -> Counters:
+        """What the server counted for `written` tokens, once its metrics have caught up."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            counted = self._counters(server).since(before)
+            if counted.generated > written:
+                raise ArchsearchError(
+                    f"the server at {server.url} wrote {counted.generated - written} tokens for others meanwhile; "
+                    "measure on one that is idle"
+                )
+            if counted.generated == written and not counted.in_flight:
+                return counted
+            if time.monotonic() > deadline:
+                raise RunFailed(
+                    f"the metrics of {server.url} count {counted.generated} of the {written} tokens it wrote; they are of no use"
+                )
+            time.sleep(0.02)
+
+    def _results(
+        self, server: _Server, prompts: Sequence[EnginePrompt], streams: Sequence[_Stream], counted: Counters, sampling: Sampling
+    ) -> list[GenerationResult]:
+        results = [self._result(prompt, stream, sampling) for prompt, stream in zip(prompts, streams, strict=True)]
+        if not self._gamma:
+            if counted.drafts:
+                raise ArchsearchError(f"the server at {server.url} drafted tokens; a baseline needs a server without a draft")
+            return results
+        chunks = [[len(chunk) for chunk in stream.chunks] for stream in streams]
+        mean = counted.drafted / counted.drafts if counted.drafts else float(self._gamma)
+        # A draft is shorter where max_model_len or a full batch cuts it; that is rare.
+        if not self._scheduled and not self._gamma - 0.5 < mean <= self._gamma:
+            raise ArchsearchError(
+                f"the server at {server.url} drafted {mean:.2f} tokens a round, not {self._gamma}; it changes gamma by batch size"
+            )
+        if counted.drafts == sum(len(lengths) - 1 for lengths in chunks) and all(map(self._chunks_may_be_rounds, chunks)):
+            if not self._scheduled:
+                return results
+            return [replace(result, drafted=round(mean * result.rounds)) for result in results]
+        lengths = [1] * (counted.drafts - counted.accepted[0])
+        for position, accepted in enumerate(counted.accepted):
+            after = counted.accepted[position + 1] if position + 1 < self._gamma else 0
+            lengths += [position + 2] * (accepted - after)
+        dealt = deal(lengths, [result.decode_tokens for result in results])
+        return [
+            replace(self._counted(result, share, round(mean * len(share))), round_lengths=())
+            for result, share in zip(results, dealt, strict=True)
+        ]
+
+
+def whole_rounds(lengths: Sequence[int], gamma: int, max_new_tokens: int, ended: bool) -> list[int]:
+    """The rounds among the chunk lengths of one answer (the first chunk is the prompt's own token) that had room for gamma + 1
+    tokens; the last one of a text that `ended` was cut at the end token. Room decides, never the outcome: that would bias."""
+    whole: list[int] = []
+    written = lengths[0]
+    for length in lengths[1:]:
+        if max_new_tokens - written >= gamma + 1:
+            whole.append(length)
+        written += length
+    return whole[:-1] if ended and len(whole) == len(lengths) - 1 else whole
+
+
+def deal(lengths: Sequence[int], weights: Sequence[int]) -> list[list[int]]:
+    """Round lengths [n] dealt to results in proportion to `weights`: each gets its share of every length, within one round.
+
+    All of them are dealt, so sums over the results are the sums of `lengths`.
+    """
+    hands: list[list[int]] = [[] for _ in weights]
+    heap = [(0.5 / max(weight, 1e-9), index) for index, weight in enumerate(weights)]
+    heapq.heapify(heap)
+    for length in sorted(lengths, reverse=True):
+        due, index = heap[0]
+        hands[index].append(length)
+        heapq.heapreplace(heap, (due + 1.0 / max(weights[index], 1e-9), index))
+    return hands

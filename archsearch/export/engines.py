@@ -1,0 +1,174 @@
+"""How each engine is told to use a draft: its command line, its files, and what the user must know.
+
+Checked against, in November 2026: vLLM 0.32 (config/speculative.py), SGLang main (server_args.py and its page on speculative
+decoding), TensorRT-LLM 1.3/1.4rc (llmapi/llm_args.py, DraftTargetDecodingConfig), llama.cpp (`llama-server --help`, builds since
+the flags were renamed), speculators 0.7 (src/speculators/models).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.errors import ArchsearchError
+from archsearch.export.schedule import Ranges, largest_gamma, tensorrt_schedule
+
+ENGINES: Final = ("transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "speculators")
+DEFAULT_ENGINES: Final = ("transformers", "vllm", "sglang", "tensorrt-llm")
+"""What is only text beside the draft folder itself; llama.cpp needs a second copy of the weights."""
+
+GGUF_FILE: Final = "draft.gguf"
+TENSORRT_FILE: Final = "tensorrt-llm.yaml"
+TITLES: Final = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "llama.cpp": "llama.cpp"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the engines are told. `folder`: where the export will lie; `target`: folder or hub id; `dtype` as torch names it."""
+
+    folder: Path
+    target: str
+    gamma: int
+    dtype: str
+    schedule: Ranges = ()
+    tensor_parallel: int = 1
+    target_gguf: str = "TARGET.gguf"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How one engine serves the draft. `command`: argv; `files`: name -> text, written into the export; `notes`: sentences."""
+
+    engine: str
+    command: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def shell(self) -> str:
+        """The command for a shell, an option a line."""
+        lines, line = [], ""
+        for word in self.command:
+            if word.startswith("--") and line:
+                lines.append(line)
+                line = "  " + word
+            else:
+                line = f"{line} {shlex.quote(word)}" if line else shlex.quote(word)
+        return " \\\n".join([*lines, line])
+
+
+def check_engines(names: Sequence[str]) -> tuple[str, ...]:
+    """`names` once each, in the order of ENGINES. Raises ArchsearchError: an unknown one, or speculators."""
+    for name in names:
+        if name not in ENGINES:
+            raise ArchsearchError(f"unknown engine {name!r} to export for; choose from {', '.join(ENGINES)}")
+    if "speculators" in names:
+        raise ArchsearchError(
+            "speculators (0.7) describes eagle3, peagle, dflash, dspark and mtp heads, not independent draft models; "
+            "vLLM loads this draft without it: use --for vllm"
+        )
+    return tuple(name for name in ENGINES if name in names)
+
+
+def vllm_config(model: str, gamma: int, schedule: Ranges = (), draft_tensor_parallel: int | None = None) -> dict[str, Any]:
+    """vLLM's --speculative-config for a draft model: `gamma`, or with a schedule its largest gamma and the ranges."""
+    config: dict[str, Any] = {"method": "draft_model", "model": model, "num_speculative_tokens": largest_gamma(schedule, gamma)}
+    if draft_tensor_parallel is not None:
+        config["draft_tensor_parallel_size"] = draft_tensor_parallel
+    if len(schedule) > 1 or any(entry[2] != config["num_speculative_tokens"] for entry in schedule):
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
+    return config
+
+
+def serving(engine: str, setup: Setup) -> Serving:
+    """How `engine` (one of ENGINES that serves) is told to use the draft."""
+    return {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt, "llama.cpp": _llama_cpp}[engine](setup)
+
+
+def _vllm(setup: Setup) -> Serving:
+    config = vllm_config(str(setup.folder), setup.gamma, setup.schedule, setup.tensor_parallel)
+    ranks = ("--tensor-parallel-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
+    notes = ["The same object is in `speculative_config.json`; change `model` in it when the folder moves."]
+    if any(entry[2] == 0 for entry in setup.schedule):
+        notes.append("Where the schedule says gamma 0, vLLM verifies no drafts but still runs one pass of the draft.")
+    return Serving(
+        "vllm",
+        ("vllm", "serve", setup.target, "--dtype", setup.dtype, *ranks, "--speculative-config", json.dumps(config)),
+        {"speculative_config.json": json.dumps(config, indent=2) + "\n"},
+        tuple(notes),
+    )
+
+
+def _sglang(setup: Setup) -> Serving:
+    ranks = ("--tp-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
+    notes = [f"SGLang counts the target's own token: {setup.gamma + 1} draft tokens are gamma {setup.gamma}."]
+    if setup.schedule:
+        notes.append(
+            "It has no gamma by batch size for STANDALONE (its adaptive mode is for EAGLE): start it without the "
+            "`--speculative-` options for loads where the schedule says 0."
+        )
+    return Serving(
+        "sglang",
+        (
+            *("python", "-m", "sglang.launch_server", "--model-path", setup.target, "--dtype", setup.dtype, *ranks),
+            *("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(setup.folder)),
+            *("--speculative-num-steps", str(setup.gamma), "--speculative-eagle-topk", "1"),
+            *("--speculative-num-draft-tokens", str(setup.gamma + 1)),
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _tensorrt(setup: Setup) -> Serving:
+    from yaml import safe_dump
+
+    schedule = tensorrt_schedule(setup.schedule)
+    speculative: dict[str, Any] = {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": largest_gamma(setup.schedule, setup.gamma) if schedule else setup.gamma,
+        "speculative_model": str(setup.folder),
+    }
+    notes = [f"Change `speculative_model` in `{TENSORRT_FILE}` when the folder moves."]
+    if schedule:
+        speculative["draft_len_schedule"] = schedule
+        notes.append(
+            "`draft_len_schedule` names both ends of every range: a key means `up to this batch size` in releases since spring "
+            "2026 and `from this batch size on` before. Newer releases do not draft above the last key."
+        )
+    elif setup.schedule:
+        notes.append("The schedule is left out: TensorRT-LLM wants the largest draft length at batch size 1.")
+    options: dict[str, Any] = {"backend": "pytorch", "disable_overlap_scheduler": True}
+    if setup.tensor_parallel > 1:
+        options["tensor_parallel_size"] = setup.tensor_parallel
+    options["speculative_config"] = speculative
+    return Serving(
+        "tensorrt-llm",
+        ("trtllm-serve", setup.target, "--extra_llm_api_options", str(setup.folder / TENSORRT_FILE)),
+        {TENSORRT_FILE: safe_dump(options, sort_keys=False)},
+        tuple(notes),
+    )
+
+
+def _llama_cpp(setup: Setup) -> Serving:
+    notes = ["`p-min 0` makes it draft exactly gamma tokens; by default it may stop earlier, where the draft is unsure."]
+    if setup.target_gguf == "TARGET.gguf":
+        notes.append("`TARGET.gguf` is the target in GGUF.")
+    notes.append(
+        "Builds from before the flags were renamed take "
+        f"`-md {shlex.quote(str(setup.folder / GGUF_FILE))} --draft-max {setup.gamma} --draft-min 0 --draft-p-min 0`."
+    )
+    if setup.schedule:
+        notes.append("It has no gamma by batch size.")
+    notes.append("`llama-quantize draft.gguf draft-q8.gguf Q8_0` makes the draft half as large.")
+    return Serving(
+        "llama.cpp",
+        (
+            *("llama-server", "--model", setup.target_gguf, "--spec-type", "draft-simple"),
+            *("--spec-draft-model", str(setup.folder / GGUF_FILE), "--spec-draft-n-max", str(setup.gamma)),
+            *("--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
+        ),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,225 @@
+"""Passes as one engine runs them, learnt from steps that the engine itself timed: its kernels need not be those of the profile.
+
+A pass costs the engine
+
+    seconds = c . [1, layers, weight bytes from memory, weight bytes from the cache, head bytes, GEMM FLOPs, head FLOPs,
+                   KV bytes, tokens, layers x tokens]            c >= 0, least squares of the relative errors
+
+times a Gaussian process over the shape for what that misses. What a step takes beside its passes (sampling, scheduling,
+hand-over) is `rest(gamma, batch)` = r0 + r1 gamma + r2 batch + r3 gamma batch, and p0 + p1 batch for a plain step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import body_parameters, kv_cache_bytes
+from archsearch.estimate import Estimate
+from archsearch.latency.regression import Residual, nonnegative_fit
+from archsearch.profiles import Measurement, Profile
+from archsearch.workload import DTYPE_BYTES
+
+Array = NDArray[np.float64]
+FEATURES: Final = (
+    "pass", "layers", "memory bytes", "cache bytes", "head bytes", "gemm flops", "head flops", "kv bytes", "tokens",
+    "layer tokens",
+)  # fmt: skip
+MIN_PASS_ROWS: Final = 12
+MIN_REST_ROWS: Final = 3
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """Tokens per sequence in the first pass of a draft in a round: `constant + slope * gamma`.
+
+    vLLM hands the draft the whole verified block, padded; other engines only what is new to it.
+    """
+
+    constant: float = 1.0
+    slope: float = 0.0
+
+    def tokens(self, gamma: int) -> int:
+        return max(1, round(self.constant + self.slope * gamma))
+
+
+class EnginePasses:
+    """The passes of `engine` at `dtype` and `mode`, from the rows of kind `pass` and `rest` of a profile.
+
+    `coefficients_` by FEATURES, `loo_` (leave-one-out relative errors of passes) and `rest_` hold what was learnt.
+    """
+
+    def __init__(self, profile: Profile, dtype: str, mode: str, engine: str) -> None:
+        self.engine, self.dtype, self.mode = engine, dtype, mode
+        self.dtype_bytes = DTYPE_BYTES[dtype]
+        self.cache_bytes = float(profile.device.get("last_level_cache_bytes") or (32 << 20))
+        rows = [row for row in profile.select("pass", dtype, mode) if row.sizes()["engine"] == engine]
+        self.rows = len(rows)
+        self._fit_passes(rows)
+        self._fit_rest([row for row in profile.select("rest", dtype, mode) if row.sizes()["engine"] == engine])
+
+    # -- fitting ---------------------------------------------------------------------------------------------------------------
+
+    def _fit_passes(self, rows: list[Measurement]) -> None:
+        points = [pass_of(row) for row in rows]
+        times = np.array([row.median_s for row in rows])
+        best: tuple[float, float, float, Array] | None = None
+        for half in self.cache_bytes * np.array([0.4, 0.7, 1.0, 1.5, 2.2]):
+            for steepness in (1.5, 3.0):
+                features = np.array([self._features(*point, half=float(half), steepness=steepness) for point in points])
+                coefficients = nonnegative_fit(features, times)
+                error = float(np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum())
+                if best is None or error < best[0]:
+                    best = (error, float(half), steepness, coefficients)
+        assert best is not None
+        _, self._half, self._steepness, self._coefficients = best
+        self.coefficients_ = dict(zip(FEATURES, self._coefficients.tolist(), strict=True))
+        base = np.array([self._features(*point) for point in points]) @ self._coefficients
+        log_ratio = np.log(times / base)
+        inputs = np.array([self._inputs(*point) for point in points])
+        self._residual = Residual.fit(inputs, log_ratio, min_noise=0.01, bounds=(0.7, 30.0))
+        self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
+
+    def _fit_rest(self, rows: list[Measurement]) -> None:
+        self.rest_: dict[str, float] = {}
+        sizes = [(row.sizes(), row.median_s) for row in rows]
+        plain = [(size["batch"], seconds) for size, seconds in sizes if size["gamma"] == 0]
+        rounds = [(size["gamma"], size["batch"], seconds) for size, seconds in sizes if size["gamma"]]
+        self._rest_std = 0.0
+        if plain:
+            batch, seconds = (np.array(column, dtype=float) for column in zip(*plain, strict=True))
+            p0, p1 = nonnegative_fit(np.stack([np.ones_like(batch), batch], axis=1), seconds)
+            self.rest_ |= {"plain_s": float(p0), "plain_sequence_s": float(p1)}
+        if len(rounds) >= MIN_REST_ROWS:
+            gamma, batch, seconds = (np.array(column, dtype=float) for column in zip(*rounds, strict=True))
+            features = np.stack([np.ones_like(gamma), gamma, batch, gamma * batch], axis=1)
+            costs = nonnegative_fit(features, seconds)
+            names = ("round_s", "token_s", "sequence_s", "sequence_token_s")
+            self.rest_ |= dict(zip(names, costs.tolist(), strict=True))
+            self._rest_std = float(np.std(features @ costs - seconds))
+        first = {
+            (size["gamma"], size["first_tokens"]) for size, _ in sizes if size["gamma"] and size.get("first_tokens") is not None
+        }
+        self.first_pass = FirstPass()
+        if first:
+            gammas, tokens = (np.array(column, dtype=float) for column in zip(*sorted(first), strict=True))
+            if len(set(gammas.tolist())) > 1:
+                slope, constant = np.polyfit(gammas, tokens, 1)
+                self.first_pass = FirstPass(float(constant), float(slope))
+            else:
+                self.first_pass = FirstPass(float(tokens.mean()), 0.0)
+
+    # -- what a pass is made of ------------------------------------------------------------------------------------------------
+
+    def _features(
+        self,
+        arch: Architecture,
+        batch: int,
+        tokens: int,
+        context: int,
+        cold: bool,
+        is_target: bool,
+        *,
+        half: float | None = None,
+        steepness: float | None = None,
+    ) -> Array:
+        half, steepness = half or self._half, steepness or self._steepness
+        body = float(body_parameters(arch))
+        head = float(arch.head_rows * arch.hidden_size)
+        bytes_ = body * self.dtype_bytes
+        # In a loop, the share of the weights that the cache cannot keep comes from memory again.
+        share = 1.0 if cold else 1.0 / (1.0 + (half / (bytes_ + head * self.dtype_bytes)) ** steepness)
+        rows = float(batch * tokens)
+        heads = rows if is_target else float(batch)  # a draft needs the logits of each sequence's last token only
+        return np.array(
+            [
+                1.0,
+                float(arch.num_hidden_layers),
+                share * bytes_,
+                (1.0 - share) * bytes_,
+                head * self.dtype_bytes,
+                2.0 * body * rows,
+                2.0 * head * heads,
+                float(kv_cache_bytes(arch, context + tokens, self.dtype_bytes, batch)),
+                rows,
+                rows * arch.num_hidden_layers,
+            ]
+        )
+
+    def _inputs(self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool, is_target: bool) -> Array:
+        return np.array(
+            [
+                math.log(arch.hidden_size),
+                math.log(arch.intermediate_size),
+                math.log(arch.num_hidden_layers),
+                0.5 * math.log(arch.q_size),
+                0.5 * math.log(arch.kv_size),
+                math.log(body_parameters(arch) + arch.head_rows * arch.hidden_size),
+                2.0 * math.log(batch * tokens),
+                0.5 * math.log(context + 64),
+                1.0 if cold else 0.0,
+                2.0 if is_target else 0.0,
+            ]
+        )
+
+    # -- answers ---------------------------------------------------------------------------------------------------------------
+
+    def forward_s(
+        self,
+        arch: Architecture,
+        *,
+        batch: int = 1,
+        tokens: int = 1,
+        context: int = 256,
+        cold: bool = False,
+        is_target: bool = False,
+    ) -> Estimate:
+        """Seconds of one pass with its head; `cold`: its weights come from memory (a target, or a draft's first pass)."""
+        point = (arch, batch, tokens, context, cold, is_target)
+        base = float(self._features(*point) @ self._coefficients)
+        mean, std = self._residual.predict(self._inputs(*point))
+        value = base * math.exp(mean)
+        return Estimate(value, std * value, "modelled")
+
+    def plain_s(self, batch: int) -> float:
+        """What a plain step takes beside the target's pass."""
+        return self.rest_.get("plain_s", 0.0) + batch * self.rest_.get("plain_sequence_s", 0.0)
+
+    def round_s(self, gamma: int, batch: int) -> Estimate:
+        """What a round takes beside the passes of target and draft."""
+        rest = self.rest_
+        value = rest.get("round_s", 0.0) + gamma * rest.get("token_s", 0.0)
+        value += batch * (rest.get("sequence_s", 0.0) + gamma * rest.get("sequence_token_s", 0.0))
+        return Estimate(value, self._rest_std, "measured")
+
+    def summary(self) -> dict[str, Any]:
+        """What was learnt, for reports."""
+        errors = np.abs(self.loo_)
+        return {
+            "rows": self.rows,
+            "coefficients": self.coefficients_,
+            "leave_one_out_median": float(np.median(errors)),
+            "leave_one_out_within_10_percent": float(np.mean(errors <= 0.10)),
+            "rest": self.rest_,
+            "first_pass": {"constant": self.first_pass.constant, "slope": self.first_pass.slope},
+        }
+
+
+def known_engines(profile: Profile, dtype: str, mode: str) -> tuple[str, ...]:
+    """Engines with enough rows of their own passes."""
+    counts: dict[str, int] = {}
+    for row in profile.select("pass", dtype, mode):
+        counts[row.sizes()["engine"]] = counts.get(row.sizes()["engine"], 0) + 1
+    return tuple(name for name, count in counts.items() if count >= MIN_PASS_ROWS)
+
+
+def pass_of(row: Measurement) -> tuple[Architecture, int, int, int, bool, bool]:
+    """architecture, batch, tokens per sequence, context, cold, of the target: what a row of kind `pass` is about."""
+    sizes = row.sizes()
+    architecture = Architecture.from_dict(sizes["architecture"])
+    return architecture, sizes["batch"], sizes["tokens"], sizes["context"], row.cache == "cold", sizes["role"] == "target"

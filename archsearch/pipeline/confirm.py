@@ -1,0 +1,553 @@
+"""`archsearch confirm`: a candidate in a real engine, beside its prediction, term by term.
+
+Two ways. *By prompt*: trained drafts, one request at a time, every prompt with and without the draft, back to back. *Under load*:
+several requests in flight, medians over interleaved repeats; for a draft without weights with random ones and synthetic
+acceptance at the predicted rates, so that a shape is proved before it is trained.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import read_architecture
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.estimate import Estimate
+from archsearch.files import write_json
+from archsearch.finalists import TrainedDraft, Workshop, load_trained
+from archsearch.pipeline.candidates import write_report
+from archsearch.pipeline.latency import choose_latency, machine_slowdown
+from archsearch.pipeline.schedule import acceptance_of, schedule_points, write_schedule
+from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.progress import ProgressLine
+from archsearch.search.objective import Scorer
+from archsearch.speedup import error_by_term
+from archsearch.targets import TargetRef
+
+if TYPE_CHECKING:
+    from archsearch.engines.engine import Engine, EngineSettings
+    from archsearch.engines.load import LoadResult, Variant
+
+LOAD_FILE: Final = "load-{engine}.json"
+TERMS: Final = ("tau", "decode_s", "draft_s", "verify_s", "overhead_s")
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Which engine runs and how it is reached; None and empty mean the run's own and the defaults.
+
+    `python`: interpreter of the engine's environment; `server_url`, `baseline_url`: running servers with and without the draft.
+    """
+
+    name: str | None = None
+    python: Path | None = None
+    server_url: str | None = None
+    baseline_url: str | None = None
+    timeout_s: float = 600.0
+
+
+def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
+    """The session's scorer with the latencies of `engine`, and where those come from in words."""
+    if engine == session.request.engine:
+        return session.scorer, session.source.words
+    request, folder = session.request, session.source.profile.get("folder")
+    source = choose_latency(
+        request.gpu,
+        Path(folder) if folder else None,
+        session.target.architecture,
+        dtype=session.source.dtype,
+        mode=session.source.mode,
+        engine=engine,
+        batch_size=request.batch_size,
+        context_len=request.context,
+        tensor_parallel=request.tensor_parallel,
+    )
+    return session.scorer.with_latency(source.latency), source.words
+
+
+def engine_settings(
+    session: SearchSession, choice: EngineChoice, *, concurrency: int, max_len: int, dtype: str
+) -> EngineSettings:
+    """How the session's device, dtype and ranks are told to an engine."""
+    from archsearch.engines.engine import EngineSettings
+
+    return EngineSettings(
+        dtype=dtype,
+        concurrency=concurrency,
+        max_len=max_len,
+        mode=session.source.mode,
+        tensor_parallel=session.scorer.workload.tensor_parallel,
+        threads=session.source.threads,
+        device="cpu" if session.source.device.kind == "cpu" else "gpu",
+        python=choice.python,
+        timeout_s=choice.timeout_s,
+        server_url=choice.server_url,
+        baseline_url=choice.baseline_url,
+    )
+
+
+def engine_target(ref: TargetRef) -> Path | str:
+    """What an engine outside this process loads as the target: a folder or a hub id."""
+    from archsearch.models import weights_source
+
+    return weights_source(ref)
+
+
+# -------------------------------------------------------------------------------------------------------------- by prompt
+
+
+def confirm_rank(
+    session: SearchSession,
+    rank: int,
+    *,
+    gammas: Sequence[int] = (),
+    prompt_count: int | None = None,
+    prompts: Path | None = None,
+    shop: Workshop | None = None,
+    choice: EngineChoice | None = None,
+) -> dict[str, Any]:
+    """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write confirmed.json.
+
+    The prediction beside it is the score's: latency from the profile, tau from the trace on held-out text; and once more with the
+    tau that the engine counted, which leaves only the latency's error.
+    """
+    import gc
+
+    from archsearch.engines.confirm import confirm, exactness_check
+    from archsearch.engines.engine import EnginePrompt, Sampling
+    from archsearch.engines.registry import IN_PROCESS, make_engine
+    from archsearch.models import load_draft
+    from archsearch.training.data import encode_prompts, read_prompts
+
+    run = session.run
+    choice = choice or EngineChoice()
+    name = choice.name or session.request.engine
+    check_weights(session.target)
+    score = run.score(rank)
+    folder = run.best_dir(rank)
+    trained = load_trained(score.architecture, folder)
+    shop = shop or session.workshop()
+    check_tokenizer(shop.tokenizer, folder)
+    scorer, words = serving_scorer(session, name)
+    chosen = read_prompts(prompts) if prompts else shop.prompts.heldout
+    count = prompt_count or session.request.confirm_prompts
+    encoded = encode_prompts(spread_prompts(chosen, count), shop.tokenizer)
+    asked = [EnginePrompt(item.id or str(number), item.token_ids, item.category or None) for number, item in enumerate(encoded)]
+    sampling = Sampling(
+        max_new_tokens=session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed
+    )
+    wanted = list(gammas) or [score.gamma]
+    unknown = [gamma for gamma in wanted if gamma not in trained.tau]
+    if unknown:
+        raise ArchsearchError(
+            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a smaller gamma"
+        )
+    longest = max(len(prompt.token_ids) for prompt in asked) + sampling.max_new_tokens
+    inside = name in IN_PROCESS
+
+    def factory(dtype: str) -> Callable[[], Engine]:
+        settings = engine_settings(session, choice, concurrency=1, max_len=longest, dtype=dtype)
+        return lambda: make_engine(name, settings, shop.tokenizer)
+
+    def sources(dtype: str) -> tuple[Any, Any]:
+        return (shop.model(dtype), load_draft(folder, dtype)) if inside else (engine_target(session.target), folder)
+
+    slowdowns = [machine_slowdown(session.source)]
+    started = time.monotonic()
+    with ProgressLine(f"confirm in {name}") as line:
+        results = confirm(factory(session.source.dtype), *sources(session.source.dtype), wanted, asked, sampling, progress=line)
+    slowdowns.append(machine_slowdown(session.source))
+    known_slowdowns = [value for value in slowdowns if value is not None]
+    exact = None
+    if session.request.temperature == 0 and choice.server_url is None:
+        gc.collect()
+        few = asked[:4] if inside else asked  # an engine of its own loads as quickly for all
+        with ProgressLine("identical output in float32") as line:
+            exact = exactness_check(factory("float32"), *sources("float32"), wanted[0], few, progress=line)
+    context = round(statistics.fmean(len(item.token_ids) for item in encoded) + session.request.answer_tokens / 2)
+    local = scorer.at_context(context)
+    rows = []
+    for gamma, outcome in results.items():
+        predicted = local.measured(score.architecture, trained.alpha, trained.tau, gammas=[gamma])
+        counted = local.measured(score.architecture, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
+        row = outcome.to_dict(predicted.speedup.value)
+        overhead = local.latency.overhead_s(local.target, local.workload, gamma)
+        row |= {
+            "predicted": predicted.to_dict(),
+            "predicted_at_measured_tau": counted.speedup.value,
+            "relative_error_at_measured_tau": counted.speedup.value / outcome.speedup.value - 1.0,
+            "predicted_round_s": predicted.draft_s.value + predicted.verify_s.value + overhead.value,
+            "overhead_s": overhead.to_dict(),
+            "error_by_term": explain(
+                predicted_terms(predicted, overhead),
+                {
+                    "tau": outcome.tau.value,
+                    "decode_s": outcome.decode_s,
+                    "draft_s": outcome.draft_s,
+                    "verify_s": outcome.verify_s,
+                    "overhead_s": outcome.rest_s,
+                },
+            ),
+            "context": context,
+            "slowdown": statistics.fmean(known_slowdowns) if known_slowdowns else None,
+            "dtype": session.source.dtype,
+            "latency": words,
+        }
+        rows.append(row)
+    best = max(rows, key=lambda row: row["speedup"]["value"])
+    identical = {"prompts": exact.prompts, "identical": exact.identical} if exact is not None else None
+    best = {
+        **best,
+        "rank": rank,
+        "architecture": score.architecture.label(),
+        "identical_output_float32": identical,
+        "other_gammas": [row for row in rows if row is not best],
+        "seconds": time.monotonic() - started,
+    }
+    run.write_confirmed(rank, best)
+    write_report(run)
+    return best
+
+
+def predicted_terms(score: Any, overhead: Estimate) -> dict[str, float]:
+    """The terms of a Score as `speedup.error_by_term` takes them."""
+    return {
+        "tau": score.tau.value,
+        "decode_s": score.decode_s.value,
+        "draft_s": score.draft_s.value,
+        "verify_s": score.verify_s.value,
+        "overhead_s": overhead.value,
+    }
+
+
+def explain(predicted: dict[str, float], measured: dict[str, float | None]) -> dict[str, Any] | None:
+    """Predicted, measured and each term's share of the error of the speed-up; None where the engine did not tell a term."""
+    told = {name: value for name, value in measured.items() if value is not None}
+    if len(told) < len(measured) or min(told["tau"], told["decode_s"]) <= 0:
+        return None
+    shares = error_by_term(predicted, told)
+    return {name: {"predicted": predicted[name], "measured": told[name], "log_error": shares[name]} for name in TERMS}
+
+
+def check_tokenizer(ours: Any, folder: Path) -> None:
+    """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's: its ids mean other tokens."""
+    from archsearch.models import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
+
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return
+    theirs = load_tokenizer(TargetRef(folder.name, read_architecture(folder), folder=folder))
+    differences = tokenizers_differ(ours, theirs, limit=2)
+    if differences:
+        raise ArchsearchError(
+            f"the tokenizer in {folder} differs from the target's ({'; '.join(differences)}); use a draft made for this target"
+        )
+
+
+def spread_prompts(prompts: Sequence[Any], count: int) -> list[Any]:
+    """`count` prompts at equal distances, so that every category of a sorted file is represented."""
+    if len(prompts) <= count:
+        return list(prompts)
+    return [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)] if count > 1 else list(prompts[:1])
+
+
+# ------------------------------------------------------------------------------------------------------------- under load
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """What is confirmed under load: `gammas` (empty: the best at each concurrency, and one more or less), `synthetic` acceptance
+    (always for a draft without weights), the `schedule` against each fixed gamma, `tokens` new ones per request."""
+
+    rank: int = 1
+    gammas: tuple[int, ...] = ()
+    concurrencies: tuple[int, ...] = (1,)
+    synthetic: bool = False
+    schedule: bool = False
+    repeats: int = 5
+    tokens: int = 64
+    prompts: Path | None = None
+
+
+def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineChoice | None = None) -> dict[str, Any]:
+    """Run a candidate at several concurrencies and write load-<engine>.json: predicted beside measured, term by term.
+
+    With synthetic acceptance the engine accepts by chance at the predicted rates: times are real, the text is not the target's.
+    """
+    from archsearch.engines.engine import Sampling
+    from archsearch.engines.load import measure_load, schedule_ranges, schedule_verdict
+    from archsearch.engines.registry import make_engine
+
+    run = session.run
+    choice = choice or EngineChoice()
+    name = choice.name or session.request.engine
+    score = run.score(request.rank)
+    folder = run.best_dir(request.rank)
+    has_weights = (folder / "model.safetensors").is_file()
+    synthetic = request.synthetic or not has_weights
+    if synthetic and choice.server_url is not None:
+        raise ArchsearchError(
+            "a running server cannot take synthetic acceptance; leave --server-url out, or train the draft first"
+        )
+    scorer, words = serving_scorer(session, name)
+    alpha, taus, by_position = acceptance_of(scorer, score, folder)
+    concurrencies = sorted(set(request.concurrencies))
+    device = session.source.device
+    points = {
+        point.batch_size: point for point in schedule_points(scorer, score.architecture, alpha, taus, device, concurrencies)
+    }
+    missing = [number for number in concurrencies if number not in points]
+    if missing:
+        raise ArchsearchError(
+            f"target and draft at {missing[0]} requests do not fit {device.key}; lower --concurrency or --context"
+        )
+    gammas = sorted(set(request.gammas)) or sorted({max(1, point.gamma) for point in points.values()})
+    folders = DraftFolders(session, name)
+    draft, target, dummy = folders.draft(score.architecture, folder, synthetic), *folders.target(synthetic)
+    variants = _variants(gammas, draft, by_position if synthetic else ())
+    if request.schedule:
+        ranges = schedule_ranges([(number, points[number].gamma) for number in concurrencies])
+        variants.append(_scheduled(ranges, draft, by_position if synthetic else ()))
+    asked = load_prompts(session, scorer, request, synthetic)
+    sampling = Sampling(
+        max_new_tokens=request.tokens,
+        temperature=0.0 if synthetic else session.request.temperature,
+        seed=session.request.seed,
+        ignore_end=synthetic,
+    )
+    longest = max(len(prompt.token_ids) for prompt in asked) + request.tokens
+    settings = replace(
+        engine_settings(session, choice, concurrency=max(concurrencies), max_len=longest, dtype=session.source.dtype),
+        dummy_weights=dummy,
+    )
+    tokenizer = None if synthetic else session.workshop().tokenizer
+    started = time.monotonic()
+    with ProgressLine(f"{name} under load") as line:
+        results = measure_load(
+            lambda _: make_engine(name, settings, tokenizer),
+            target,
+            variants,
+            asked,
+            concurrencies,
+            sampling,
+            repeats=request.repeats,
+            per_request=1 if synthetic else 2,
+            apart=_apart(session, score.architecture, len(variants) + 1, max(concurrencies)),
+            progress=line,
+            seed=session.request.seed,
+        )
+    context = round(statistics.fmean(len(prompt.token_ids) for prompt in asked) + request.tokens / 2)
+    rows = [
+        _load_row(scorer, score.architecture, alpha, taus, results, variant.name, number, variant.gamma_at(number), context)
+        for variant in variants
+        for number in concurrencies
+    ]
+    baseline = [results["alone", number].to_dict() for number in concurrencies]
+    data: dict[str, Any] = {
+        "engine": name,
+        "engine_version": results["alone", concurrencies[0]].engine_version,
+        "rank": request.rank,
+        "architecture": score.architecture.label(),
+        "dtype": session.source.dtype,
+        "synthetic": synthetic,
+        "asked_acceptance_by_position": by_position[: max(gammas)] if synthetic else None,
+        "context": context,
+        "repeats": request.repeats,
+        "latency": words,
+        "baseline": baseline,
+        "rows": rows,
+        "summary": error_summary(rows),
+        "seconds": time.monotonic() - started,
+    }
+    if request.schedule:
+        fixed = [variant.name for variant in variants if variant.draft is not None and not variant.schedule]
+        data["schedule"] = {
+            "ranges": [list(entry) for entry in variants[-1].schedule],
+            "verdict": schedule_verdict(results, variants[-1].name, fixed, concurrencies),
+        }
+    write_json(folder / LOAD_FILE.format(engine=name), data)
+    return data
+
+
+def _variants(gammas: Sequence[int], draft: Any, by_position: Sequence[float]) -> list[Variant]:
+    from archsearch.engines.load import Variant
+
+    return [Variant(f"gamma {gamma}", draft, gamma, tuple(by_position[:gamma])) for gamma in gammas]
+
+
+def _scheduled(ranges: Any, draft: Any, by_position: Sequence[float]) -> Variant:
+    from archsearch.engines.load import Variant
+
+    largest = max(gamma for _, _, gamma in ranges)
+    if not largest:
+        raise ArchsearchError("the schedule is off at every batch size: no gamma pays there, so there is no draft to serve")
+    return Variant("schedule", draft, largest, tuple(by_position[:largest]), tuple(ranges))
+
+
+def _load_row(
+    scorer: Scorer,
+    arch: Architecture,
+    alpha: Estimate,
+    taus: dict[int, Estimate],
+    results: dict[tuple[str, int], LoadResult],
+    variant: str,
+    concurrency: int,
+    gamma: int,
+    context: int,
+) -> dict[str, Any]:
+    """Predicted beside measured of one variant at one concurrency."""
+    measured, alone = results[variant, concurrency], results["alone", concurrency]
+    row = {**measured.to_dict(), "baseline_tokens_per_s": alone.tokens_per_s, "decode_s": alone.step_s}
+    assert measured.speedup is not None
+    if not gamma:  # the schedule is off here
+        return row | {
+            "predicted_speedup": Estimate(1.0, 0.0, "modelled").to_dict(),
+            "relative_error": None,
+            "error_by_term": None,
+        }
+    local = scorer.at_batch(concurrency).at_context(context)
+    predicted = local.measured(arch, alpha, taus, gammas=[gamma])
+    counted = local.measured(arch, alpha, {gamma: Estimate(measured.tau, 0.0, "measured")}, gammas=[gamma])
+    overhead = local.latency.overhead_s(local.target, local.workload, gamma)
+    told = {
+        "tau": measured.tau,
+        "decode_s": alone.step_s,
+        "draft_s": measured.draft_s,
+        "verify_s": measured.target_s,
+        "overhead_s": measured.rest_s,
+    }
+    return row | {
+        "predicted_speedup": predicted.speedup.to_dict(),
+        "relative_error": predicted.speedup.value / measured.speedup.value - 1.0,
+        "relative_error_at_measured_tau": counted.speedup.value / measured.speedup.value - 1.0,
+        "error_by_term": explain(predicted_terms(predicted, overhead), told),
+    }
+
+
+def error_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Median absolute error of the predicted speed-up over the rows that have one, and the share within 5 and 10 %."""
+    errors = [abs(row["relative_error"]) for row in rows if row["relative_error"] is not None]
+    if not errors:
+        return {"cases": 0}
+    return {
+        "cases": len(errors),
+        "median_absolute_error": statistics.median(errors),
+        "within_5_percent": statistics.fmean(error <= 0.05 for error in errors),
+        "within_10_percent": statistics.fmean(error <= 0.10 for error in errors),
+    }
+
+
+def load_prompts(session: SearchSession, scorer: Scorer, request: LoadRequest, synthetic: bool) -> list[Any]:
+    """Held-out prompts, or (synthetic) made-up ones that put the workload's context in mid-run."""
+    from archsearch.engines.engine import EnginePrompt
+
+    if not synthetic:
+        from archsearch.training.data import encode_prompts, read_prompts
+
+        shop = session.workshop()
+        chosen = read_prompts(request.prompts) if request.prompts else shop.prompts.heldout
+        encoded = encode_prompts(spread_prompts(chosen, 24), shop.tokenizer)
+        return [EnginePrompt(item.id or str(i), item.token_ids, item.category or None) for i, item in enumerate(encoded)]
+    rng = random.Random(session.request.seed)
+    length = max(8, session.request.context - request.tokens // 2)
+    most = min(1000, scorer.target.vocab_size)
+    return [EnginePrompt(str(i), tuple(rng.randrange(most) for _ in range(length))) for i in range(max(request.concurrencies))]
+
+
+def _apart(session: SearchSession, draft: Architecture, engines: int, concurrency: int) -> bool:
+    """Whether the engines must take turns in memory: together they would need more than the device has."""
+    from archsearch.capacity import memory_bytes, usable_bytes
+
+    workload = replace(session.scorer.workload, batch_size=concurrency)
+    each = memory_bytes(session.target.architecture, draft, workload).total_bytes
+    fixed = 2 << 30 if session.source.device.kind == "cpu" else 0  # an engine's own libraries and buffers
+    return engines * (each + fixed) > usable_bytes(session.source.device) or session.source.device.kind != "cpu"
+
+
+class DraftFolders:
+    """The folders that an engine loads: the trained draft, or one of its shape with random weights; the target's likewise."""
+
+    def __init__(self, session: SearchSession, engine: str) -> None:
+        from archsearch.engines.registry import IN_PROCESS
+
+        self.session, self.engine = session, engine
+        self.inside = engine in IN_PROCESS
+        self.base = session.run.path / "engine"
+
+    def draft(self, arch: Architecture, folder: Path, synthetic: bool) -> Any:
+        """The draft as the engine takes it."""
+        dtype = self.session.source.dtype
+        if not synthetic:
+            from archsearch.models import load_draft
+
+            return load_draft(folder, dtype) if self.inside else folder
+        return random_draft(arch if self.inside else arch.replace(draft_vocab_size=None), dtype, self.base, load=self.inside)
+
+    def target(self, synthetic: bool) -> tuple[Any, bool]:
+        """The target as the engine takes it, and whether its weights (and the draft's) are to be made up."""
+        ref = self.session.target
+        try:
+            check_weights(ref)
+        except MissingDataError:
+            if not synthetic or self.engine != "vllm":
+                raise
+            return write_shape(ref.architecture, self.base / "target"), True
+        if self.inside:
+            return self.session.workshop().model(self.session.source.dtype), False
+        return engine_target(ref), False
+
+
+def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = False) -> Any:
+    """A draft of `arch` with random weights: the module (`load`), or its folder under `base`, made once."""
+    from archsearch.models import build_draft, save_draft
+
+    if load:
+        return build_draft(arch, dtype)
+    folder = base / arch.label().replace(" ", "_").replace("/", "-")
+    if not (folder / "model.safetensors").is_file():  # weights are written last
+        save_draft(build_draft(arch, dtype), folder)
+    return folder
+
+
+def write_shape(arch: Architecture, folder: Path) -> Path:
+    """A folder with a config.json only, for engines that make weights up."""
+    from archsearch.architecture.hf_config import to_hf_config
+
+    write_json(folder / "config.json", to_hf_config(arch))
+    return folder
+
+
+# --------------------------------------------------------------------------------------------------------------- schedule
+
+
+def schedule_rank(
+    session: SearchSession, rank: int, engine: str | None = None, batch_sizes: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The best gamma at each batch size of a candidate, by the latencies of `engine`; written to best/<rank>/schedule.json."""
+    from archsearch.pipeline.schedule import BATCH_SIZES
+
+    name = engine or session.request.engine
+    score, folder = session.run.score(rank), session.run.best_dir(rank)
+    scorer, words = serving_scorer(session, name)
+    alpha, taus, _ = acceptance_of(scorer, score, folder)
+    points = schedule_points(scorer, score.architecture, alpha, taus, session.source.device, batch_sizes or BATCH_SIZES)
+    data = write_schedule(folder, points, name, words)
+    return {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), **data}
+
+
+__all__ = [
+    "EngineChoice",
+    "LoadRequest",
+    "TrainedDraft",
+    "check_tokenizer",
+    "confirm_load",
+    "confirm_rank",
+    "schedule_rank",
+    "serving_scorer",
+    "spread_prompts",
+]

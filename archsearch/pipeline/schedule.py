@@ -1,0 +1,111 @@
+"""The best gamma of a candidate at each batch size: what a server should do when more requests are in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.engines.load import schedule_ranges
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.files import write_json
+from archsearch.hardware.device import Device
+from archsearch.search.objective import Score, Scorer
+from archsearch.speedup import drifting_positions
+from archsearch.workload import Workload
+
+BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SCHEDULE_FILE: Final = "schedule.json"
+
+
+@dataclass(frozen=True)
+class SchedulePoint:
+    """One batch size: the best gamma, its score, and every gamma's speed-up. gamma 0: the target alone is faster."""
+
+    batch_size: int
+    gamma: int
+    speedup: Estimate
+    tau: Estimate
+    by_gamma: dict[int, Estimate]
+    score: Score
+
+    def to_dict(self) -> dict[str, Any]:
+        """A point of schedule.json."""
+        return {
+            "batch_size": self.batch_size,
+            "gamma": self.gamma,
+            "tau": self.tau.to_dict(),
+            "speedup": self.speedup.to_dict(),
+            "by_gamma": {str(gamma): value.to_dict() for gamma, value in self.by_gamma.items()},
+        }
+
+
+def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> tuple[Estimate, dict[int, Estimate], list[float]]:
+    """alpha, tau by gamma and unconditional acceptance by position of a candidate: from its trace where it was trained, else the
+    estimator's prediction."""
+    from archsearch.acceptance.measured import Trace
+    from archsearch.acceptance.replay import replay_tau
+    from archsearch.finalists import load_trained
+    from archsearch.speedup import accepted_by_position, tau_estimate
+
+    most = max(scorer.gammas)
+    if folder is not None and (folder / "model.safetensors").is_file() and (folder / "trace.npz").is_file():
+        trained = load_trained(score.architecture, folder)
+        known = [gamma for gamma in scorer.gammas if gamma in trained.tau]
+        replayed = replay_tau(Trace.load(folder / "trace.npz"), max(known), resamples=0)
+        return trained.alpha, trained.tau, list(replayed.accepted_by_position)
+    found = scorer.acceptance.predict(score.architecture, scorer.context)
+    positions = drifting_positions(found.alpha.value, found.drift.value, most)
+    taus = {gamma: tau_estimate(found.alpha, gamma, found.drift) for gamma in scorer.gammas}
+    return found.alpha, taus, accepted_by_position(positions)
+
+
+def schedule_points(
+    scorer: Scorer,
+    draft: Architecture,
+    alpha: Estimate,
+    taus: dict[int, Estimate],
+    device: Device,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+) -> list[SchedulePoint]:
+    """The best gamma at each batch size that fits the device's memory, ascending.
+
+    gamma 0 where no gamma is faster than the target alone. tau does not depend on the batch: requests are accepted apart.
+    """
+    points = []
+    for batch in sorted(set(batch_sizes)):
+        local = scorer.at_batch(batch)
+        if not _fits(scorer.target, draft, local.workload, device):
+            break
+        scores = {gamma: local.measured(draft, alpha, taus, gammas=[gamma]) for gamma in scorer.gammas if gamma in taus}
+        best = max(scores, key=lambda gamma: scores[gamma].speedup.value)
+        by_gamma = {gamma: score.speedup for gamma, score in scores.items()}
+        if scores[best].speedup.value > 1.0:
+            points.append(SchedulePoint(batch, best, by_gamma[best], scores[best].tau, by_gamma, scores[best]))
+        else:
+            off = Estimate(1.0, 0.0, by_gamma[best].source)
+            points.append(SchedulePoint(batch, 0, off, Estimate(1.0, 0.0, by_gamma[best].source), by_gamma, scores[best]))
+    if not points:
+        raise ArchsearchError(f"target and draft do not fit {device.key} even at batch size {min(batch_sizes)}; lower --context")
+    return points
+
+
+def _fits(target: Architecture, draft: Architecture, workload: Workload, device: Device) -> bool:
+    return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device)
+
+
+def write_schedule(folder: Path, points: Sequence[SchedulePoint], engine: str, words: str) -> dict[str, Any]:
+    """schedule.json of a candidate; returns its content. `words`: where the latencies come from."""
+    ranges = schedule_ranges([(point.batch_size, point.gamma) for point in points])
+    data = {
+        "engine": engine,
+        "latency": words,
+        "ranges": [list(entry) for entry in ranges],
+        "points": [point.to_dict() for point in points],
+    }
+    write_json(folder / SCHEDULE_FILE, data)
+    return data

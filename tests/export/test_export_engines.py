@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from archsearch.errors import ArchsearchError
+from archsearch.export.engines import ENGINES, Serving, Setup, check_engines, serving, vllm_config
+
+OPTIONS: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "engine_options.yaml").read_text())
+RANGES = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
+
+
+def setup(**changes: Any) -> Setup:
+    return Setup(**{"folder": Path("/d/my draft"), "target": "org/target", "gamma": 3, "dtype": "bfloat16", **changes})
+
+
+def options_of(each: Serving) -> dict[str, str]:
+    """The options of a command; checks program, names, kinds and that none is missing, against what the engine documents."""
+    documented = OPTIONS[each.engine]
+    program = len(documented["program"])
+    assert list(each.command[:program]) == documented["program"]
+    words = list(each.command[program:])
+    if each.engine == "tensorrt-llm":
+        assert words.pop(0) == "org/target"
+    found = dict(zip(words[::2], words[1::2], strict=True))
+    assert set(found) <= set(documented["options"]), set(found) - set(documented["options"])
+    for name, rule in documented["options"].items():
+        if name not in found:
+            assert not rule.get("required"), name
+        elif rule["kind"] == "choice":
+            assert found[name] in rule["of"]
+        elif rule["kind"] in ("int", "float"):
+            {"int": int, "float": float}[rule["kind"]](found[name])
+    return found
+
+
+def test_engine_names() -> None:
+    assert check_engines(["vllm", "transformers", "vllm"]) == ("transformers", "vllm")
+    with pytest.raises(ArchsearchError) as error:
+        check_engines(["vllm", "ollama"])
+    assert "'ollama'" in str(error.value) and all(name in str(error.value) for name in ENGINES) and len(ENGINES) == 6
+    with pytest.raises(ArchsearchError, match="not independent draft models.*--for vllm"):
+        check_engines(["speculators"])
+
+
+def test_vllm_config() -> None:
+    assert vllm_config("d", 3) == {"method": "draft_model", "model": "d", "num_speculative_tokens": 3}
+    config = vllm_config("d", 3, RANGES, 2)
+    assert config["num_speculative_tokens"] == 4 and config["draft_tensor_parallel_size"] == 2
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 2, 4], [3, 16, 1], [17, 256, 0]]
+    one = vllm_config("d", 3, ((1, 256, 5),))
+    assert one["num_speculative_tokens"] == 5 and "num_speculative_tokens_per_batch_size" not in one
+    off = vllm_config("d", 3, ((1, 256, 0),))
+    assert off["num_speculative_tokens"] == 3 and off["num_speculative_tokens_per_batch_size"] == [[1, 256, 0]]
+
+
+def test_vllm_command_holds_the_config_of_its_file() -> None:
+    each = serving("vllm", setup(schedule=RANGES, tensor_parallel=2))
+    words = list(each.command)
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    assert config == json.loads(each.files["speculative_config.json"])
+    assert config["model"] == "/d/my draft" and config["draft_tensor_parallel_size"] == 2
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert "still runs one pass" in " ".join(each.notes)
+    assert "--tensor-parallel-size" not in serving("vllm", setup()).command
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+def test_the_shell_text_is_the_command(engine: str) -> None:
+    each = serving(engine, setup(schedule=RANGES, tensor_parallel=2, target="it's here"))
+    assert tuple(shlex.split(each.shell().replace("\\\n", " "))) == each.command
+
+
+def test_sglang() -> None:
+    found = options_of(serving("sglang", setup(tensor_parallel=2)))
+    assert found["--speculative-num-steps"] == "3" and found["--speculative-num-draft-tokens"] == "4"
+    assert found["--speculative-eagle-topk"] == "1" and found["--tp-size"] == "2"
+    assert "no gamma by batch size" in " ".join(serving("sglang", setup(schedule=RANGES)).notes)
+
+
+def test_llama_cpp() -> None:
+    found = options_of(serving("llama.cpp", setup(target_gguf="/t.gguf")))
+    assert found["--spec-draft-n-max"] == "3" and float(found["--spec-draft-p-min"]) == 0.0
+    assert found["--spec-draft-model"] == "/d/my draft/draft.gguf" and found["--model"] == "/t.gguf"
+
+
+def tensorrt_file(**changes: Any) -> tuple[dict[str, Any], Serving]:
+    """The YAML an export writes, checked by the rules of DecodingBaseConfig and DraftTargetDecodingConfig."""
+    each = serving("tensorrt-llm", setup(**changes))
+    assert options_of(each)["--extra_llm_api_options"] == "/d/my draft/tensorrt-llm.yaml"
+    data = yaml.safe_load(each.files["tensorrt-llm.yaml"])
+    assert set(data) <= set(OPTIONS["tensorrt-llm"]["file_fields"])
+    speculative = data["speculative_config"]
+    assert set(speculative) <= set(OPTIONS["tensorrt-llm"]["speculative_fields"])
+    assert speculative["decoding_type"] == "Draft_Target" and speculative["max_draft_len"] > 0
+    assert speculative["speculative_model"] == "/d/my draft"
+    schedule = speculative.get("draft_len_schedule")
+    if schedule is not None:
+        assert all(isinstance(key, int) and key >= 1 and 0 <= value for key, value in schedule.items())
+        assert 1 in schedule and schedule[1] == speculative["max_draft_len"] == max(schedule.values())
+    return data, each
+
+
+def test_tensorrt() -> None:
+    plain, _ = tensorrt_file()
+    assert plain["speculative_config"]["max_draft_len"] == 3 and "draft_len_schedule" not in plain["speculative_config"]
+    scheduled, _ = tensorrt_file(schedule=RANGES, tensor_parallel=4)
+    assert scheduled["speculative_config"]["draft_len_schedule"] == {1: 4, 2: 4, 3: 1, 16: 1, 17: 0}
+    assert scheduled["speculative_config"]["max_draft_len"] == 4 and scheduled["tensor_parallel_size"] == 4
+    rising, each = tensorrt_file(schedule=((1, 2, 1), (3, 8, 4)))
+    assert "draft_len_schedule" not in rising["speculative_config"] and "left out" in " ".join(each.notes)

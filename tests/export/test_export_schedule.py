@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import random
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archsearch.errors import ArchsearchError
+from archsearch.export.schedule import GammaSchedule, Ranges, check_schedule, largest_gamma, read_schedule, tensorrt_schedule
+
+RANGES: Ranges = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
+
+
+def gamma_at(ranges: Ranges, batch: int) -> int:
+    return next(gamma for first, last, gamma in ranges if first <= batch <= last)
+
+
+def up_to(schedule: dict[int, int], batch: int) -> int:
+    """TensorRT-LLM since pull request 10860 (March 2026): the first key >= the batch size; no drafts above the last key."""
+    keys = sorted(schedule)
+    index = bisect_left(keys, batch)
+    return schedule[keys[index]] if index < len(keys) else 0
+
+
+def from_on(schedule: dict[int, int], batch: int) -> int:
+    """TensorRT-LLM before it: the last key <= the batch size."""
+    keys = sorted(schedule)
+    return schedule[keys[bisect_right(keys, batch) - 1]]
+
+
+def test_a_good_schedule_passes_and_lists_become_tuples() -> None:
+    assert check_schedule([[1, 2, 4], [3, 16, 1], [17, 256, 0]]) == RANGES and check_schedule([]) == ()
+    assert largest_gamma(RANGES, 7) == 4 and largest_gamma((), 7) == 7 and largest_gamma(((1, 8, 0),), 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        ([[2, 4, 3]], "start at batch size 1, got 2"),
+        ([[0, 4, 3]], "start at batch size 1"),
+        ([[1, 4, 3], [6, 8, 1]], "go on at batch size 5, got 6"),
+        ([[1, 4, 3], [4, 8, 1]], "go on at batch size 5, got 4"),
+        ([[1, 4]], "whole numbers"),
+        ([[1, 4, 2.5]], "whole numbers"),
+        ([[1, True, 2]], "whole numbers"),
+        (["1-4"], "whole numbers"),
+        ([[1, 0, 2]], "last batch"),
+        ([[1, 4, -1]], "gamma >= 0"),
+    ],
+)
+def test_a_bad_schedule_is_refused(ranges: list[Any], words: str) -> None:
+    with pytest.raises(ArchsearchError, match=words):
+        check_schedule(ranges)
+
+
+def test_read_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.json"
+    assert read_schedule(path) == GammaSchedule()
+    point = {"batch_size": 1, "gamma": 4, "tau": 2.5, "speedup": {"value": 1.5, "std": 0.1, "source": "modelled"}}
+    path.write_text(json.dumps({"ranges": RANGES, "points": [point]}))
+    assert read_schedule(path) == GammaSchedule(RANGES, (point,))
+    path.write_text(json.dumps({"ranges": RANGES, "engine": "vllm", "latency": "profile of this CPU"}))
+    assert read_schedule(path) == GammaSchedule(RANGES, (), "vllm; profile of this CPU")
+    for bad in ("[]", '{"ranges": 3}', '{"ranges": [], "points": 1}'):
+        path.write_text(bad)
+        with pytest.raises(ArchsearchError, match="schedule.json must hold"):
+            read_schedule(path)
+    path.write_text("{")
+    with pytest.raises(ArchsearchError, match="not JSON"):
+        read_schedule(path)
+
+
+def test_tensorrt_schedule_says_the_same_in_both_readings() -> None:
+    assert tensorrt_schedule(RANGES) == {1: 4, 2: 4, 3: 1, 16: 1, 17: 0}
+    dice = random.Random(0)
+    for _ in range(200):
+        gammas = [dice.randint(1, 8)]
+        while dice.random() < 0.7:
+            gammas.append(dice.randint(0, gammas[0]))
+        ranges, first = [], 1
+        for gamma in gammas:
+            last = first + dice.randint(0, 9)
+            ranges.append((first, last, gamma))
+            first = last + 1
+        schedule = tensorrt_schedule(tuple(ranges))
+        assert schedule is not None and min(schedule) == 1 and schedule[1] == gammas[0] == max(schedule.values())
+        for batch in range(1, first):
+            expected = gamma_at(tuple(ranges), batch)
+            assert up_to(schedule, batch) == from_on(schedule, batch) == expected, (ranges, batch, schedule)
+
+
+def test_what_tensorrt_cannot_say() -> None:
+    assert tensorrt_schedule(()) is None
+    assert tensorrt_schedule(((1, 4, 2), (5, 8, 3))) is None, "batch 1 must have the largest draft length"
+    assert tensorrt_schedule(((1, 4, 0), (5, 8, 0))) is None

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.export.card import model_card
+from archsearch.export.engines import Setup, serving
+
+ARCH = Architecture(
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=2,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+)
+TRIMMED = ARCH.replace(draft_vocab_size=8192)
+COST = {"padded_bytes": 80e6, "trimmed_bytes": 40e6, "ratio": 2.0}
+
+
+def estimate(value: float, std: float, source: str) -> dict[str, Any]:
+    return {"value": value, "std": std, "source": source}
+
+
+SCORE = {
+    "alpha": estimate(0.8, 0.02, "measured"),
+    "tau": estimate(3.7, 0.2, "measured"),
+    "speedup": estimate(2.5, 0.15, "modelled"),
+    "draft_s": estimate(0.0114, 0.0003, "modelled"),
+}
+CONFIRMED = {
+    "engine": "transformers",
+    "engine_version": "5.23.0",
+    "gamma": 6,
+    "prompts": 24,
+    "dtype": "bfloat16",
+    "alpha": estimate(0.794, 0.021, "measured"),
+    "tau": estimate(3.73, 0.2, "measured"),
+    "speedup": estimate(2.42, 0.16, "measured"),
+    "speedup_interval": [2.19, 2.64],
+    "accepted_by_position": [0.72, 0.57],
+    "baseline_tokens_per_s": 17.1,
+    "tokens_per_s": 39.6,
+    "decode_s": 0.0581,
+    "predicted_speedup": 2.5,
+    "relative_error": 0.032,
+    "identical_output_float32": {"prompts": 4, "identical": 4},
+    "categories": {"new": {"prompts": 10, "alpha": 0.75, "tau": 3.35, "speedup": 2.19}, "": {"prompts": 1}},
+}
+
+
+def test_what_is_known_is_said_with_its_source() -> None:
+    card = model_card(TRIMMED, Path("/x"), gamma=6, score=SCORE, confirmed=CONFIRMED, head_cost=COST, padded_speedup=1.7)
+    assert "| speed-up | 2.50 ± 0.15 | modelled | 2.42 (5-95 %: 2.19 to 2.64) |" in card
+    assert "| drafting a round, ms | 11.4 ± 0.3 | modelled |  |" in card
+    assert "| target step, ms |  |  | 58.1 |" in card
+    assert "| speed-up at gamma 6 in engines that compute the full head (all below) | 1.70 | modelled | |" in card
+    assert "with the kept rows of the head only" in card and "in the engine, gamma 6 |" in card
+    assert "transformers 5.23.0, bfloat16, 24 held-out prompts, gamma 6" in card
+    assert "| new | 10 | 0.750 | 3.35 | 2.19 |" in card and "position 1 to 2: 0.72, 0.57" in card
+    assert "4 of 4 prompts" in card and "+3.2 % off" in card
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    card = model_card(ARCH, Path("/x"), gamma=2)
+    for heading in ("## Numbers", "## Acceptance", "## Gamma by batch size", "## The head", "None", "nan"):
+        assert heading not in card
+    assert "TARGET" in card and "Exported by archsearch" in card
+    unconfirmed = model_card(ARCH, Path("/x"), gamma=2, score=SCORE)
+    assert "Nothing was measured in an engine yet" in unconfirmed
+
+
+def test_a_confirmation_with_synthetic_acceptance_is_not_called_measured() -> None:
+    synthetic = {"engine": "vllm", "gamma": 2, "alpha": estimate(0.7, 0.0, "assumed"), "speedup": estimate(1.4, 0.1, "measured")}
+    card = model_card(ARCH, Path("/x"), gamma=2, confirmed=synthetic)
+    assert "| 0.700 (assumed) |" in card and "| 1.40 ± 0.10 |" in card and "kept rows" not in card
+
+
+def test_the_head() -> None:
+    card = model_card(TRIMMED, Path("/x"), gamma=2, head_cost=COST, padded_speedup=1.7, better_gamma=(4, 1.8))
+    assert "8,192 of 49,152" in card and "2.0 times as much" in card and "gamma 4 is better: 1.80" in card
+    assert "The head" not in model_card(ARCH, Path("/x"), gamma=2)
+
+
+def test_the_schedule_and_its_points() -> None:
+    points = [{"batch_size": 1, "gamma": 4, "tau": 3.1, "speedup": estimate(1.8, 0.1, "measured")}]
+    card = model_card(ARCH, Path("/x"), gamma=4, schedule=((1, 1, 4), (2, 8, 0)), points=points)
+    assert "| 1 | 4 |\n| 2 to 8 | 0 (no drafts) |" in card and "| 1 | 4 | 3.10 | 1.80 ± 0.10 | measured |" in card
+
+
+def test_runs_under_load() -> None:
+    row = {"concurrency": 4, "variant": "gamma 2", "gamma": 2, "tau": 2.1, "speedup": estimate(1.3, 0.05, "measured")}
+    off = {"concurrency": 8, "variant": "schedule", "gamma": 0, "tau": 1.0, "predicted_speedup": estimate(1.0, 0.0, "modelled")}
+    load = {
+        "engine": "vllm",
+        "engine_version": "0.32.0",
+        "dtype": "bfloat16",
+        "repeats": 5,
+        "rows": [row, off],
+        "synthetic": True,
+    }
+    card = model_card(ARCH, Path("/x"), gamma=2, loads=[load, {"rows": []}])
+    assert card.count("## Under load") == 1 and "## Under load in vllm 0.32.0" in card and "by chance" in card
+    assert "| 4 | gamma 2 | 2 | 2.10 | 1.30 ± 0.05 |  |" in card and "| 8 | schedule | 0 | 1.00 |  | 1.00 |" in card
+
+
+def test_commands_and_provenance() -> None:
+    served = [
+        serving(name, Setup(Path("/x"), "org/t", 4, "bfloat16")) for name in ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
+    ]
+    run = {
+        "created": "2026-11-21T15:20:45+00:00",
+        "seed": 3,
+        "arguments": {"trials": 300, "batch_size": 1, "context": 160, "temperature": 0.0},
+        "code": {"version": "0.1.0", "commit": "8ccca3b5fc9f9ae9"},
+        "device": {"name": "AMD EPYC", "key": "cpu-x"},
+        "profile": {"origin": "measured on this device", "dtype": "bfloat16", "mode": "eager", "hash": "a19b"},
+        "packages": {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6"},
+    }
+    training = {"tokens": 4868774, "seconds": 1154.0, "seed": 0, "prompts": "the shipped ones"}
+    card = model_card(ARCH, Path("/x"), gamma=4, target="org/t", served=served, provenance={"run": run}, training=training)
+    for each in served:
+        assert each.shell() in card
+    for words in (
+        "8ccca3b5fc9f)",
+        "2026-11-21",
+        "seed 3",
+        "AMD EPYC (`cpu-x`)",
+        "profile a19b",
+        "4,868,774 tokens in 19 minutes",
+    ):
+        assert words in card
+    assert "the shipped ones" in card and "torch 2.13.0" in card and "—" not in card
