@@ -26,8 +26,8 @@ from archsearch.paths import data_dir
 
 SCHEMA_VERSION: Final = 1
 KINDS: Final = ("gemm", "attention", "elementwise", "all_reduce", "layer", "forward", "engine", "pass", "rest")
-"""`engine`: what an engine adds to the passes of this profile; `pass`, `rest`: passes as an engine itself timed them, and what its
-steps take beside them."""
+"""`engine`: what an engine adds to the passes of this profile; `pass`, `rest`: passes as an engine itself timed them, and what
+its steps take beside them."""
 
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median

@@ -44,10 +44,12 @@ _GB: Final = 10**9
 class Recipe:
     """How an engine is installed.
 
-    `module`: what is imported to check it. `packages`: pinned requirements by device, the first one the engine itself. `tested`:
-    the version archsearch is tested with; `oldest`: below it nothing was ever tried. `pythons`: oldest and newest Python minor
-    version (3.x) to install with. `torch`: the version that the packages pin, for `_cpu_torch`. `bytes`: size on disk by device:
-    measured for cpu, an estimate for gpu. `environment`: variables for the check.
+    `module`: what is imported to check it, and `name`: what is asked of it, since some packages load on first use. `packages`:
+    pinned requirements by device, the first one the engine itself. `tested`: the version archsearch is tested with; `oldest`:
+    below it nothing was ever tried. `pythons`: oldest and newest Python minor version (3.x) to install with. `torch`: the version
+    that the packages pin, for `_cpu_torch`. `bytes`: size on disk by device: measured for cpu, an estimate for gpu.
+    `environment`: variables for the check. `removable`: packages that come along and may not load beside a torch without CUDA;
+    those that do not are removed.
     """
 
     title: str
@@ -59,6 +61,8 @@ class Recipe:
     torch: str
     bytes: dict[DeviceKind, int]
     environment: dict[str, str] = field(default_factory=dict)
+    name: str = "__name__"
+    removable: tuple[str, ...] = ()
 
 
 _OPENVINO: Final = ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "torch==2.13.0")
@@ -73,6 +77,8 @@ RECIPES: Final[dict[str, Recipe]] = {
         torch="2.13.0",
         bytes={"cpu": 7 * _GB // 2, "gpu": 12 * _GB},
         environment={"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        name="LLM",
+        removable=("torchvision", "torchaudio", "torchcodec"),
     ),
     "openvino": Recipe(
         title="OpenVINO GenAI",
@@ -210,6 +216,7 @@ def install(
             _run_logged([str(maker), "-m", "venv", str(folder)], log, log_path, f"making the environment of {known.title}", lock)
             inside = folder / "bin" / "python"
             _pip_install(inside, packages, kind, log, log_path, known, tell, lock)
+            _remove_broken(inside, known, log, log_path, lock)
         tell(f"importing {known.module}", 97.0, 100.0)
         facts = _import_facts(engine, inside, f"; the log is {log_path}")
         done = Installed(engine, inside, facts["version"], kind, packages, time.monotonic() - started, _folder_bytes(folder))
@@ -480,14 +487,33 @@ def _pip_install(
         _run_logged([*command, *wanted], log, log_path, f"pip install {' '.join(packages)}", lock, watch.line)
 
 
+def _remove_broken(inside: Path, known: Recipe, log: IO[str], log_path: Path, lock: int | None) -> None:
+    """Uninstall the `removable` packages that do not import: PyPI's torchvision and torchaudio are built for CUDA's torch, do not
+    load beside the CPU's, and transformers fails where it finds them broken. vLLM does without them."""
+    broken = [name for name in known.removable if _is_broken(inside, name)]
+    if broken:
+        command = [str(inside), "-m", "pip", "uninstall", "--yes", "--disable-pip-version-check", *broken]
+        _run_logged(command, log, log_path, f"pip uninstall {' '.join(broken)}", lock)
+
+
+def _is_broken(inside: Path, package: str) -> bool:
+    """Whether a package is installed but does not import."""
+    program = (
+        f"import importlib.util as u, sys; sys.exit(0 if u.find_spec({package!r}) is None else __import__({package!r}) is None)"
+    )
+    answer = subprocess.run([str(inside), "-c", program], capture_output=True, timeout=CHECK_TIMEOUT_S, env=_clean_environment())
+    return answer.returncode != 0
+
+
 _IMPORT: Final = """
 import importlib, importlib.metadata, json, os, sys, time
 out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 begun = time.monotonic()
 module = importlib.import_module(sys.argv[1])
+getattr(module, sys.argv[2])
 packages = {}
-for name in sys.argv[2:]:
+for name in sys.argv[3:]:
     try:
         packages[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -503,7 +529,7 @@ def _import_facts(engine: str, inside: Path, where: str) -> dict[str, Any]:
     """What importing `engine` with `inside` shows: version, python_version, packages, seconds. RunFailed when it fails."""
     known = recipe(engine)
     names = dict.fromkeys(package.split("==")[0] for packages in known.packages.values() for package in packages)
-    command = [str(inside), "-c", _IMPORT, known.module, *names, "torch", "transformers"]
+    command = [str(inside), "-c", _IMPORT, known.module, known.name, *names, "torch", "transformers"]
     environment = _clean_environment({**known.environment, "HF_HUB_OFFLINE": "1"})
     with _process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         try:

@@ -241,7 +241,7 @@ def _result(variant: Variant, concurrency: int, seen: _Seen, alone: _Seen, seed:
         batch_steps=len(seen.steps),
         tokens_per_s=concurrency / float(np.median(times)),
         tau=float(tau) if variant.draft is not None else 1.0,
-        alpha=accepted / (accepted + rejected) if accepted + rejected else None,
+        alpha=accepted / (accepted + rejected) if accepted + rejected and not variant.schedule else None,  # one gamma only
         accepted_by_position=tuple(count / rounds for count in by_position) if rounds else (),
         speedup=speedup,
         speedup_interval=interval,

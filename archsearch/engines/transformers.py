@@ -81,13 +81,16 @@ class SyntheticAcceptance(LogitsProcessor):
 
     def __init__(self, rates: Sequence[float], proposed: int, refused: int, seed: int) -> None:
         self.rates, self.proposed, self.refused = tuple(rates), proposed, refused
-        self._random = random.Random(seed)
+        self._place = random.Random(seed).random()
         self._verifying, self._position, self._accepted = False, 0, 0
 
     def target_begins(self, *_: Any) -> None:
-        """Before a pass of the target: how many of this round's tokens will be accepted."""
-        drawn = self._random.random()
-        self._accepted = sum(drawn < rate for rate in self.rates)  # rates do not rise: all before an accepted one are accepted
+        """Before a pass of the target: how many of this round's tokens will be accepted.
+
+        Steps of the golden ratio spread evenly: the rates are met after tens of rounds, where draws need thousands.
+        """
+        self._place = (self._place + 0.6180339887498949) % 1.0
+        self._accepted = sum(self._place < rate for rate in self.rates)  # they do not rise: all before an accepted one are
         self._verifying, self._position = True, 0
 
     def draft_begins(self, *_: Any) -> None:

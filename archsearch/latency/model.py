@@ -34,6 +34,7 @@ from archsearch.latency.composed import ComposedPass, Part, composable, constant
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.regression import Residual, nonnegative_fit
+from archsearch.latency.serving import IDLE_PASS_ENGINES, draft_ranks, served_draft
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
 
@@ -43,11 +44,6 @@ Pass = tuple[Architecture, int, int, int]
 """architecture, batch, tokens, context"""
 OUTLIER_MADS: Final = 5.0
 MIN_ROWS: Final = {"forward": 8}
-TRIMMED_HEAD_ENGINES: Final = (None, "transformers")
-"""Engines that compute a draft's trimmed head; the others load the padded one and pay for all its rows."""
-SHARDED_DRAFT_ENGINES: Final = ("vllm",)
-"""Engines that shard the draft as they shard the target (vLLM 0.32 asks for equal tensor_parallel_size); elsewhere it runs on one
-device."""
 
 
 @dataclass(frozen=True)
@@ -307,11 +303,10 @@ class LatencyModel:
         """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop; and what the
         engine adds to each of its layers (what it adds to a token whatever the draft is in `overhead_s`)."""
         batch, context = workload.batch_size, workload.context_len
-        if self.engine not in TRIMMED_HEAD_ENGINES:
-            draft = draft.replace(draft_vocab_size=None)
+        draft = served_draft(draft, self.engine)
         costs = self._engine_costs(draft.vocab_size)
         extra = gamma * draft.num_hidden_layers * costs["layer_s"] if costs else 0.0
-        ranks = workload.tensor_parallel if self.engine in SHARDED_DRAFT_ENGINES else 1
+        ranks = draft_ranks(self.engine, workload)
         if self.engine_ is not None:
             tokens = self.engine_.first_pass.tokens(gamma)
             first = self.engine_.forward_s(draft, batch=batch, tokens=tokens, context=context, cold=True)
@@ -323,6 +318,19 @@ class LatencyModel:
             return Estimate(first.value + extra, first.std, first.source)
         value = first.value + (gamma - 1) * later.value + extra
         return Estimate(value, first.std + (gamma - 1) * later.std, first.source)
+
+    def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
+        """What a draft costs in a round that drafts nothing, per round: vLLM keeps its cache in step with a pass without the head
+        (of two tokens per sequence), other engines leave it alone."""
+        if self.engine not in IDLE_PASS_ENGINES:
+            return Estimate(0.0, 0.0, "modelled")
+        headless = draft.replace(draft_vocab_size=1)
+        batch, context = workload.batch_size, workload.context_len
+        if self.engine_ is not None:
+            return self.engine_.forward_s(headless, batch=batch, tokens=2, context=context, cold=True)
+        return self.forward_s(
+            headless, batch=batch, tokens=2, context=context, ranks=draft_ranks(self.engine, workload), cold=True
+        )
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine adds to a round of gamma draft tokens; 0 where neither rows of it nor published costs are known."""

@@ -16,6 +16,7 @@ from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, forward_
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.composed import constants, sync_waits
+from archsearch.latency.serving import IDLE_PASS_ENGINES, draft_ranks, served_draft
 from archsearch.workload import DTYPE_BYTES, Workload
 
 BANDWIDTH_SHARE: Final = 0.8  # bytes / (0.8 bandwidth) + 3 us fits measured decode GEMMs of A100, H100, H200 and B200 to 14-21 %
@@ -25,12 +26,12 @@ RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}
 
 
 class RooflineLatency:
-    """`LatencyModel`'s answers from a datasheet. `engine` overheads are unknown and taken as 0."""
+    """`LatencyModel`'s answers from a datasheet. What `engine` adds is unknown and taken as 0; how it runs a draft counts."""
 
     engines: tuple[str, ...] = ()
 
-    def __init__(self, device: Device, dtype: str, mode: str) -> None:
-        self.device, self.dtype, self.mode = device, dtype, mode
+    def __init__(self, device: Device, dtype: str, mode: str, engine: str | None = None) -> None:
+        self.device, self.dtype, self.mode, self.engine = device, dtype, mode, engine
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self._bandwidth = BANDWIDTH_SHARE * device.bandwidth_bytes_per_s
         self._flops = PEAK_SHARE * device.peak_flops_per_s(dtype)
@@ -82,9 +83,24 @@ class RooflineLatency:
         )
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """gamma draft steps; the draft runs on one device."""
-        step = self.forward_s(draft, batch=workload.batch_size, context=workload.context_len)
+        """gamma draft steps."""
+        ranks = draft_ranks(self.engine, workload)
+        step = self.forward_s(
+            served_draft(draft, self.engine), batch=workload.batch_size, context=workload.context_len, ranks=ranks
+        )
         return Estimate(gamma * step.value, gamma * step.std, step.source)
+
+    def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
+        """What a draft costs in a round that drafts nothing (see `LatencyModel.idle_draft_s`)."""
+        if self.engine not in IDLE_PASS_ENGINES:
+            return Estimate(0.0, 0.0, "roofline")
+        return self.forward_s(
+            draft.replace(draft_vocab_size=1),
+            batch=workload.batch_size,
+            tokens=2,
+            context=workload.context_len,
+            ranks=draft_ranks(self.engine, workload),
+        )
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """Unknown, so 0: the band of a roofline is wider than any engine's overhead."""

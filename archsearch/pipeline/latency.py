@@ -95,7 +95,7 @@ def choose_latency(
             "expect errors of 15-25 % on large layers and 25-50 % on small ones"
         )
         data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
-        return LatencySource(RooflineLatency(device, name, mode), device, name, mode, None, data, words)
+        return LatencySource(RooflineLatency(device, name, mode, engine), device, name, mode, None, data, words)
     # Composed tables hold graph rows only; the eager answer is put together from them and a published host time.
     found = profile.combinations()
     names = [dtype] if dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import parameters
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir, write_json
 from archsearch.hardware.device import Device
@@ -223,7 +224,9 @@ def profile_engine(
     known: set[Architecture | None] = {pass_of(row)[0] for row in own if row.sizes()["role"] == "draft"}
     if any(row.sizes()["role"] == "target" and row.sizes()["tokens"] == 1 for row in own):
         known.add(None)
-    drafts = spread_drafts(shapes, ENGINE_DRAFTS)
+    limit = parameters(ref.architecture) / 2  # a draft that is not much smaller than its target never pays
+    full = [shape.replace(draft_vocab_size=None) for shape in shapes]
+    drafts = spread_drafts([shape for shape in full if parameters(shape) <= limit] or full, ENGINE_DRAFTS)
     if known.issuperset({None, *drafts}):
         return 0
     settings = EngineSettings(

@@ -24,7 +24,8 @@ SCHEDULE_FILE: Final = "schedule.json"
 
 @dataclass(frozen=True)
 class SchedulePoint:
-    """One batch size: the best gamma, its score, and every gamma's speed-up. gamma 0: the target alone is faster."""
+    """One batch size: the best gamma, its score, and every gamma's speed-up. gamma 0: drafting nothing is faster; its `speedup`
+    is below 1 where the engine runs the draft all the same."""
 
     batch_size: int
     gamma: int
@@ -74,7 +75,7 @@ def schedule_points(
 ) -> list[SchedulePoint]:
     """The best gamma at each batch size that fits the device's memory, ascending.
 
-    gamma 0 where no gamma is faster than the target alone. tau does not depend on the batch: requests are accepted apart.
+    gamma 0 where no gamma is faster than drafting nothing. tau does not depend on the batch: requests are accepted apart.
     """
     points = []
     for batch in sorted(set(batch_sizes)):
@@ -84,11 +85,13 @@ def schedule_points(
         scores = {gamma: local.measured(draft, alpha, taus, gammas=[gamma]) for gamma in scorer.gammas if gamma in taus}
         best = max(scores, key=lambda gamma: scores[gamma].speedup.value)
         by_gamma = {gamma: score.speedup for gamma, score in scores.items()}
-        if scores[best].speedup.value > 1.0:
+        decode = local.decode_s.value
+        idle = local.latency.idle_draft_s(draft, local.workload)
+        off = Estimate(decode / (decode + idle.value), idle.std / decode, by_gamma[best].source)
+        if by_gamma[best].value > off.value:
             points.append(SchedulePoint(batch, best, by_gamma[best], scores[best].tau, by_gamma, scores[best]))
         else:
-            off = Estimate(1.0, 0.0, by_gamma[best].source)
-            points.append(SchedulePoint(batch, 0, off, Estimate(1.0, 0.0, by_gamma[best].source), by_gamma, scores[best]))
+            points.append(SchedulePoint(batch, 0, off, Estimate(1.0, 0.0, off.source), by_gamma, scores[best]))
     if not points:
         raise ArchsearchError(f"target and draft do not fit {device.key} even at batch size {min(batch_sizes)}; lower --context")
     return points

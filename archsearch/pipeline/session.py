@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.registry import check_engine
+from archsearch.engines.environments import find_python
+from archsearch.engines.registry import IN_PROCESS, check_engine
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
 from archsearch.finalists import Workshop, load_prompt_set
@@ -95,6 +96,8 @@ class SearchSession:
         check_engine(request.engine)
         if request.confirm:
             check_weights(target)
+            if request.engine not in IN_PROCESS:
+                find_python(request.engine)
             load_prompt_set(request.prompts, request.heldout)
             if request.text is not None and not request.text.is_file():
                 raise MissingDataError(f"text file not found: {request.text}")

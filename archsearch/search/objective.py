@@ -40,6 +40,10 @@ class Latency(Protocol):
         """What the engine adds to each round; may be 0."""
         ...
 
+    def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
+        """What the draft costs in a round that drafts nothing; may be 0."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -174,9 +178,7 @@ class Scorer:
         """The same scorer, knowing how much of the user's text a trimmed head covers."""
         return self._changed(self.workload, coverage)
 
-    def _changed(
-        self, workload: Workload, coverage: VocabularyCoverage | None, latency: Latency | None = None
-    ) -> Scorer:
+    def _changed(self, workload: Workload, coverage: VocabularyCoverage | None, latency: Latency | None = None) -> Scorer:
         return Scorer(
             self.target, workload, latency or self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain,
             coverage=coverage, limits=self.limits, target_correlation=self.target_correlation,

@@ -51,6 +51,7 @@ class Fake:
     asked: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
+    waits_for: int = 1
     most_at_once: int = 0
     at_once: int = 0
 
@@ -130,6 +131,9 @@ class Handler(BaseHTTPRequestHandler):
             number = len(fake.asked)
             fake.at_once += 1
             fake.most_at_once = max(fake.most_at_once, fake.at_once)
+        deadline = time.monotonic() + 5
+        while fake.most_at_once < fake.waits_for and time.monotonic() < deadline:
+            time.sleep(0.005)
         try:
             if fake.refuses is not None:
                 self.reply(fake.refuses[1], fake.refuses[0])
@@ -140,9 +144,6 @@ class Handler(BaseHTTPRequestHandler):
                 self.stream(fake.chunks(request), dies=fake.dies_after is not None and number > fake.dies_after)
         except (BrokenPipeError, ConnectionResetError):
             pass
-        finally:
-            with fake.guard:
-                fake.at_once -= 1
 
     def stream(self, chunks: list[list[int]], dies: bool) -> None:
         self.send_response(200)
@@ -151,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for index, tokens in enumerate(chunks):
             if index == 2 and self.fake.hangs:
-                time.sleep(1.0)
+                time.sleep(4.0)
             if index == 2 and dies:
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return
@@ -161,6 +162,8 @@ class Handler(BaseHTTPRequestHandler):
             choice = {"index": 0, "text": "x" * len(tokens), "token_ids": tokens, "finish_reason": "length" if last else None}
             self.event(json.dumps({"choices": [choice]}))
             time.sleep(0.002)
+        with self.fake.guard:  # before the client knows, who asks again at once
+            self.fake.at_once -= 1
         self.event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 
@@ -209,7 +212,7 @@ def test_it_is_an_engine() -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_each_chunk_is_a_round_and_the_cut_one_is_left_out(target: Path, concurrency: int) -> None:
-    with serving() as fake:
+    with serving(waits_for=concurrency) as fake:
         engine = started(fake, target, concurrency=concurrency)
         assert engine.version == "0.32.0" and engine.concurrent == (concurrency > 1)
         results = engine.generate(PROMPTS, Sampling(max_new_tokens=12, ignore_end=True))
@@ -222,7 +225,7 @@ def test_each_chunk_is_a_round_and_the_cut_one_is_left_out(target: Path, concurr
         assert result.decode_tokens == 11 and len(result.gaps_s) == 5 and result.text == "x" * 12
         assert 0 < result.first_s < result.seconds and 0 < result.decode_seconds < result.seconds
     assert fake.most_at_once == concurrency
-    sent = fake.asked[0]
+    sent = min(fake.asked, key=lambda row: len(row["prompt"]))
     expected = {"prompt": [1, 2, 3], "temperature": 0.0, "seed": 0, "max_tokens": 12, "ignore_eos": True, "model": "tiny"}
     assert expected.items() <= sent.items() and sent["return_token_ids"] and sent["top_p"] == 1.0 and sent["top_k"] == 0
     assert len({row["cache_salt"] for row in fake.asked}) == 4
@@ -319,9 +322,9 @@ def test_a_server_that_hangs(target: Path) -> None:
     with serving(hangs=True) as fake:
         engine = started(fake, target, concurrency=4, timeout_s=0.2)
         begun = time.monotonic()
-        with pytest.raises(RunFailed, match="no answer within 0.2 s; 0 of 4 prompts were done"):
+        with pytest.raises(RunFailed, match="no (whole )?answer within 0.2 s; 0 of 4 prompts were done"):
             engine.generate(PROMPTS, Sampling(max_new_tokens=12))
-        assert time.monotonic() - begun < 0.9, "the other requests are ended with the first"
+        assert time.monotonic() - begun < 3, "the other requests are ended with the first"
 
 
 def test_errors_of_the_server_carry_its_words(target: Path) -> None:

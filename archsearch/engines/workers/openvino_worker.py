@@ -192,6 +192,8 @@ def converted(folder: Path, cache: Path, weights: str, dummy: bool) -> Path:
 
 def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) -> None:
     """optimum-intel's export of config and weights alone: tokenizers and generation defaults of a folder must not matter."""
+    # A torchvision built for another torch (pip picks one for optimum-intel) breaks the import; language models need none.
+    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
 
@@ -419,10 +421,11 @@ class Worker:
             forwards = list(raw.token_infer_durations)
             targets = [value / 1e6 for value in forwards] if len(forwards) >= len(lengths) else []
             passes = None
-        steps, written = [], 0
+        steps: list[dict[str, Any]] = []
+        written_before = 0
         prompt_tokens = len(prompt["token_ids"])
         for index, length in enumerate(lengths):
-            wanted = asked(written, self.gamma, limit) if index else 0
+            wanted = asked(written_before, self.gamma, limit) if index else 0
             row = passes[index] if passes is not None else []
             whole = index > 1 and lengths[index - 1] == self.gamma + 1
             steps.append(
@@ -436,10 +439,10 @@ class Worker:
                     "draft_s": row,
                     "draft_tokens": draft_pass_tokens(len(row), index == 1, prompt_tokens, whole),
                     "prefill": index == 0 or (index == 1 and self.gamma > 0),  # the draft reads the prompt in its first round
-                    "context": float(prompt_tokens + written) if index else 0.0,
+                    "context": float(prompt_tokens + written_before) if index else 0.0,
                 }
             )
-            written += length
+            written_before += length
         return result, steps
 
     def result(

@@ -173,6 +173,39 @@ def accept_by_chance(
         start = end
 
 
+class EvenChances:
+    """Numbers between 0 and 1 for synthetic acceptance, spread evenly (steps of the golden ratio) and not drawn.
+
+    The asked rates are met after tens of rounds, where independent draws need thousands; a round's time does not depend on it.
+    """
+
+    STEP = 0.6180339887498949
+
+    def __init__(self) -> None:
+        self.place = 0.0
+
+    def begin(self, seed: int) -> None:
+        """Start a call: the same seed gives the same chances."""
+        self.place = seed * 0.7548776662466927 % 1.0
+
+    def like(self, uniform: Any, cu_num_tokens: Any, rates: Any) -> Any:
+        """Conditional chances [tokens] such that one number u a round decides it: position i is accepted where u < the product of
+        rates[0..i]."""
+        values: list[float] = []
+        start, limits = 0, rates.tolist()
+        for end in cu_num_tokens.tolist():
+            self.place = (self.place + self.STEP) % 1.0
+            reach = 1.0
+            for position in range(end - start):
+                values.append(self.place / reach if reach > 0.0 else 1.0)
+                reach *= limits[position]
+            start = end
+        return uniform.new_tensor(values)
+
+
+CHANCES = EvenChances()
+
+
 def greedy_by_chance(plain: Callable[..., None]) -> Callable[..., None]:
     """`plain`, vLLM's CPU form of rejection_greedy_sample_kernel, with synthetic acceptance added."""
 
@@ -195,7 +228,7 @@ def greedy_by_chance(plain: Callable[..., None]) -> Callable[..., None]:
                 draft_token_ids,
                 target_argmax,
                 bonus_token_ids,
-                uniform_probs,
+                CHANCES.like(uniform_probs, cu_num_draft_tokens, synthetic_conditional_rates),
                 synthetic_conditional_rates,
                 is_greedy,
             )
@@ -242,7 +275,7 @@ def random_by_chance(plain: Callable[..., None]) -> Callable[..., None]:
                 draft_token_ids,
                 recovered_token_ids,
                 bonus_token_ids,
-                uniform_probs,
+                CHANCES.like(uniform_probs, cu_num_draft_tokens, synthetic_conditional_rates),
                 synthetic_conditional_rates,
                 ~is_greedy,
             )
@@ -553,6 +586,7 @@ class Worker:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        CHANCES.begin(int(ask["seed"]))
         torch.manual_seed(int(ask["seed"]))  # the draft's own sampling and synthetic acceptance take no seed of a request
         before, put_back = self._counters() if self.gamma else Counters(), self._preemptions()
         self.calls += 1

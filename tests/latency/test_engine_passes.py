@@ -1,0 +1,119 @@
+"""Passes as an engine runs them: learnt from rows of a known law, asked at shapes and batches that were not measured."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import body_parameters, kv_cache_bytes
+from archsearch.latency.engine_passes import EnginePasses, known_engines
+from archsearch.latency.model import LatencyModel
+from archsearch.profiles import Measurement, Profile, freeze_shape
+from archsearch.workload import Workload
+from tests.world import write_profile
+
+TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
+DRAFTS = [
+    Architecture(256, 512, 1, 4, 2, 64, 49152),
+    Architecture(256, 1024, 4, 4, 4, 64, 49152),
+    Architecture(576, 1152, 2, 6, 2, 64, 49152),
+    Architecture(768, 2048, 1, 8, 2, 64, 49152),
+    Architecture(384, 1536, 8, 6, 3, 64, 49152),
+    Architecture(1024, 2048, 2, 8, 2, 64, 49152),
+]
+UNSEEN = Architecture(512, 1536, 3, 8, 2, 64, 49152)
+
+
+def law_s(arch: Architecture, batch: int, tokens: int, context: int, is_target: bool) -> float:
+    """1 ms a pass, 0.1 ms a layer, 10 GB/s of weights and cache, 200 GFLOP/s, 20 us a token."""
+    head = arch.head_rows * arch.hidden_size
+    rows = batch * tokens
+    moved = 4 * (body_parameters(arch) + head) + kv_cache_bytes(arch, context + tokens, 4, batch)
+    flops = 2 * body_parameters(arch) * rows + 2 * head * (rows if is_target else batch)
+    return 1e-3 + 1e-4 * arch.num_hidden_layers + moved / 10e9 + flops / 200e9 + 2e-5 * rows
+
+
+def rest_s(gamma: int, batch: int) -> float:
+    return 4e-3 + 1e-3 * gamma + 5e-4 * batch + 1e-4 * gamma * batch if gamma else 2e-3 + 3e-4 * batch
+
+
+def profile_of(engine: str = "vllm") -> Profile:
+    rng = random.Random(0)
+    profile = write_profile(None, DRAFTS, None)
+    rows = []
+
+    def add(kind: str, shape: dict, cache: str, seconds: float) -> None:
+        times = tuple(seconds * math.exp(rng.gauss(0.0, 0.01)) for _ in range(9))
+        rows.append(Measurement(kind, freeze_shape({"engine": engine, **shape}), "float32", "eager", cache, times))
+
+    def add_pass(arch: Architecture, role: str, batch: int, tokens: int, cache: str) -> None:
+        shape = {"role": role, "architecture": arch.to_dict(), "batch": batch, "tokens": tokens, "context": 192}
+        add("pass", shape, cache, law_s(arch, batch, tokens, 192, role == "target"))
+
+    for batch in (1, 2, 4, 8):
+        add_pass(TARGET, "target", batch, 1, "cold")
+        add("rest", {"gamma": 0, "batch": batch, "first_tokens": 0}, "warm", rest_s(0, batch))
+    for number, draft in enumerate(DRAFTS):
+        for batch, gamma in zip((1, 2, 4, 8), ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1))[number % 3], strict=True):
+            add_pass(TARGET, "target", batch, gamma + 1, "cold")
+            add_pass(draft, "draft", batch, gamma + 2, "cold")
+            add_pass(draft, "draft", batch, 1, "warm")
+            add("rest", {"gamma": gamma, "batch": batch, "first_tokens": gamma + 2}, "warm", rest_s(gamma, batch))
+    profile.add(rows)
+    return profile
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profile_of()
+
+
+def test_unseen_shapes_batches_and_gammas(profile: Profile) -> None:
+    passes = EnginePasses(profile, "float32", "eager", "vllm")
+    for batch in (1, 3, 6):
+        for tokens in (1, 4, 7):
+            found = passes.forward_s(TARGET, batch=batch, tokens=tokens, context=192, cold=True, is_target=True)
+            assert found.value == pytest.approx(law_s(TARGET, batch, tokens, 192, True), rel=0.06)
+        found = passes.forward_s(UNSEEN, batch=batch, tokens=1, context=192)
+        assert found.value == pytest.approx(law_s(UNSEEN, batch, 1, 192, False), rel=0.06)
+        assert found.source == "modelled" and found.std > 0
+        assert passes.round_s(4, batch).value == pytest.approx(rest_s(4, batch), rel=0.03)
+        assert passes.plain_s(batch) == pytest.approx(rest_s(0, batch), rel=0.03)
+
+
+def test_what_was_learnt_is_told(profile: Profile) -> None:
+    summary = EnginePasses(profile, "float32", "eager", "vllm").summary()
+    assert summary["rows"] == len([row for row in profile.rows.values() if row.kind == "pass"])
+    assert summary["leave_one_out_median"] < 0.03
+    # vLLM's draft reads the whole verified block first: gamma + 2 tokens here.
+    assert summary["first_pass"]["constant"] == pytest.approx(2.0) and summary["first_pass"]["slope"] == pytest.approx(1.0)
+
+
+def test_the_latency_model_answers_for_the_engine(profile: Profile) -> None:
+    assert known_engines(profile, "float32", "eager") == ("vllm",)
+    model = LatencyModel(profile, "float32", engine="vllm")
+    assert "vllm" in model.engines
+    workload = Workload(batch_size=3, context_len=192, dtype="float32")
+    assert model.decode_s(TARGET, workload).value == pytest.approx(law_s(TARGET, 3, 1, 192, True) + rest_s(0, 3), rel=0.06)
+    assert model.verify_s(TARGET, workload, 4).value == pytest.approx(law_s(TARGET, 3, 5, 192, True), rel=0.06)
+    expected = law_s(UNSEEN, 3, 6, 192, False) + 3 * law_s(UNSEEN, 3, 1, 192, False)
+    assert model.draft_s(UNSEEN, workload, 4).value == pytest.approx(expected, rel=0.06)
+    assert model.overhead_s(TARGET, workload, 4).value == pytest.approx(rest_s(4, 3), rel=0.03)
+    assert model.summary()["engine_passes"]["engine"] == "vllm"
+
+
+def test_a_trimmed_head_costs_such_an_engine_the_full_one(profile: Profile) -> None:
+    model = LatencyModel(profile, "float32", engine="vllm")
+    workload = Workload(context_len=192, dtype="float32")
+    trimmed = UNSEEN.replace(draft_vocab_size=2048)
+    assert model.draft_s(trimmed, workload, 3) == model.draft_s(UNSEEN, workload, 3)
+    ours = LatencyModel(profile, "float32", engine="transformers")
+    assert ours.draft_s(trimmed, workload, 3).value < ours.draft_s(UNSEEN, workload, 3).value
+
+
+def test_another_engine_does_not_hear_of_it(profile: Profile) -> None:
+    assert LatencyModel(profile, "float32", engine="openvino").engine_ is None
+    assert LatencyModel(profile, "float32", engine="transformers").engine_ is None
