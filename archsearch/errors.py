@@ -6,6 +6,8 @@ do. `RunFailed` (exit status 1) is a run that was set up correctly and failed. E
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ArchsearchError(ValueError):
     """Something the user can mend. The message is one line: what is wrong, the value, what to do."""
@@ -22,6 +24,7 @@ class InvalidShapeError(ArchsearchError):
 
 
 class RunFailed(ArchsearchError):
-    """A well-formed run that failed (an engine died, a loss became NaN)."""
+    """A well-formed run that failed (an engine died, a loss became NaN). `results`: what it had come to before, if anything."""
 
     exit_code = 1
+    results: Any = None

@@ -17,11 +17,13 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from world import TINY, make_model_folder, make_prompts, make_tokenizer, make_world
+from world import TINY, give_weights, make_model_folder, make_prompts, make_tokenizer, make_world
 
 from archsearch.cli import main
+from archsearch.engines import registry
 from archsearch.hardware.identify import identify_cpu
 from archsearch.runs import CONFIRMED_FIELDS
+from tests.engines.made_up import MadeUpEngine
 
 SEARCH = ("search", "--target", "target", "--gpu", "cpu", "--space", "tiny.yaml", "--context", "64", "--trials", "24")
 CONFIRM = (
@@ -126,7 +128,9 @@ def test_help_is_instant_and_exits_with_0() -> None:
     assert not any(name in imported for name in ("torch", "transformers", "optuna", "sklearn", "pandas", "matplotlib", "numpy"))
 
 
-@pytest.mark.parametrize("command", ["profile", "search", "estimate", "confirm", "train", "export", "report", "list", "demo"])
+@pytest.mark.parametrize(
+    "command", ["profile", "engine", "search", "estimate", "confirm", "schedule", "train", "export", "report", "list", "demo"]
+)
 def test_every_command_has_help(command: str) -> None:
     assert "Usage" in call(command, "--help").stdout
 
@@ -693,6 +697,191 @@ def test_prompts_of_the_user_train(world: Path) -> None:
     """make_prompts is what the other tests rely on: enough prompts, two categories."""
     rows = [json.loads(line) for line in make_prompts(world / "p.jsonl").read_text().splitlines()]
     assert len(rows) == 48 and {row["category"] for row in rows} == {"orders", "travel"}
+
+
+# -- engines of their own --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranked(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A world with a run that was searched; rank 2 has weights and a trace."""
+    folder, before = tmp_path_factory.mktemp("ranked"), Path.cwd()
+    shutil.copytree(built, folder, dirs_exist_ok=True)
+    os.chdir(folder)
+    try:
+        call(*SEARCH, "--prompts", "prompts.jsonl", "--alpha", "0.8", "--run", "runs/a")
+        give_weights(Path("runs/a"), 2)
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def with_ranks(ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working directory, on a machine without engines."""
+    shutil.copytree(ranked, tmp_path, dirs_exist_ok=True)
+    for name in ("ARCHSEARCH_VLLM_PYTHON", "ARCHSEARCH_OPENVINO_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine with made-up times in the place of all others."""
+    monkeypatch.setattr(registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine(name=name))
+
+
+UNDER_LOAD = ("confirm", "runs/a", "--synthetic", "--engine", "vllm", "--engine-python", sys.executable)
+
+
+def test_confirm_under_load_and_its_words(with_ranks: Path, made_up: None) -> None:
+    arguments = (*UNDER_LOAD, "--concurrency", "1", "--concurrency", "2", "--gamma", "2", "--repeats", "2")
+    text = call(*arguments).stdout
+    assert "vllm 1, float32, synthetic acceptance at the predicted rates" in text and "The text is not the target's" in text
+    assert "vllm's own kernels were not measured (archsearch profile --gpu cpu --target T --engine vllm)" in text
+    assert "Next: archsearch train runs/a --rank 1" in text
+    data = last_json(call(*arguments, "--json"))
+    assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [(2, 1), (2, 2)]
+    trained = call(*UNDER_LOAD[:2], "--rank", "2", *UNDER_LOAD[3:], "--concurrency", "1", "--repeats", "2").stdout
+    assert "real drafts" in trained and "Next: archsearch export runs/a --rank 2" in trained
+
+
+def test_schedule_command(with_ranks: Path) -> None:
+    text = call("schedule", "runs/a", "--batch-size", "1", "--batch-size", "4").stdout
+    assert "Gamma by batch size: 1-" in text and "Next: archsearch confirm runs/a --rank 1 --engine vllm --schedule" in text
+    data = last_json(call("schedule", "runs/a", "--engine", "openvino", "--batch-size", "2", "--json"))
+    assert [point["batch_size"] for point in data["points"]] == [1, 2] and data["engine"] == "openvino"
+    assert "no rank 9" in refused("schedule", "runs/a", "--rank", "9")
+    assert "unknown engine" in refused("schedule", "runs/a", "--engine", "warp")
+    assert "runs/x" in refused("schedule", "runs/x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--rank", "1"), "archsearch train runs/a --rank 1), or prove its shape without (archsearch confirm runs/a --rank 1 --synthetic"),
+        (("--rank", "1", "--engine", "vllm"), "--synthetic"),
+        (("--rank", "2", "--engine", "vllm"), "vLLM is not installed; run: archsearch engine install vllm"),
+        (("--synthetic", "--engine", "vllm"), "vLLM is not installed; run: archsearch engine install vllm"),
+        (("--rank", "2", "--engine", "openvino", "--concurrency", "2"), "run: archsearch engine install openvino"),
+        (("--synthetic", "--engine", "openvino"), "openvino cannot accept by chance"),
+        (("--synthetic", "--engine", "warp"), "unknown engine 'warp'"),
+        (("--rank", "2", "--engine", "vllm", "--engine-python", "nowhere"), "/nowhere, which is no file that can be run"),
+        (("--synthetic", "--engine-python", "nowhere"), "transformers runs in archsearch's own interpreter"),
+        (("--server-url", "http://127.0.0.1:1"), "--baseline-url (without)"),
+        (("--baseline-url", "http://127.0.0.1:1"), "give --server-url (with the draft)"),
+        (("--rank", "2", "--engine", "openvino", "--server-url", "a", "--baseline-url", "b"), "for a running vLLM server"),
+        (("--synthetic", "--server-url", "http://a", "--baseline-url", "http://b"), "server cannot take synthetic acceptance"),
+        (("--rank", "2", "--schedule", "--server-url", "http://a", "--baseline-url", "http://b"), "keeps the schedule"),
+        (("--rank", "2", "--gamma", "16"), "gamma 16 was not measured"),
+        (("--synthetic", "--gamma", "12"), "acceptance is known for gamma 1 to 8, not for 12"),
+        (("--synthetic", "--concurrency", "4"), "use --concurrency 1, or --engine vllm or openvino"),
+        (("--synthetic", "--schedule"), "use --concurrency 1"),
+        (("--rank", "2", "--engine", "openvino", "--schedule"), "openvino takes one gamma for all batch sizes; use --engine vllm"),
+        (("--rank", "2", "--concurrency", "1", "--schedule"), "transformers takes one gamma for all batch sizes"),
+        (("--synthetic", "--concurrency", "0"), "--concurrency"),
+        (("--synthetic", "--timeout", "soon"), "write 90s"),
+        (("--synthetic", "--tokens", "2"), "--tokens"),
+    ],
+)  # fmt: skip
+def test_what_confirm_refuses_of_engines(with_ranks: Path, arguments: tuple[str, ...], words: str) -> None:
+    before = files_in(with_ranks)
+    assert words in refused("confirm", "runs/a", *arguments)
+    assert files_in(with_ranks) == before
+
+
+def test_a_server_that_does_not_answer(with_ranks: Path) -> None:
+    line = refused(
+        "confirm", "runs/a", "--rank", "2", "--server-url", "http://127.0.0.1:9", "--baseline-url", "http://127.0.0.1:9", code=2
+    )  # fmt: skip
+    assert "127.0.0.1:9" in line and not list(with_ranks.rglob("confirmed.json"))
+
+
+TOYS = {
+    "hangs": ("cat > /dev/null", "vllm did not answer 'start' within 1 s and was stopped; allow more time with --timeout", 1),
+    "dies": ("read line; echo 'ImportError: libnuma.so.1 is missing' >&2; exit 3", "vllm ended with status 3 during 'start'", 1),
+    "is killed": ("read line; kill -9 $$", "vllm was killed by signal 9 (out of memory?)", 1),
+    "is old": ("""read line; echo '{"error": "vLLM 0.9 is too old; run: archsearch engine install vllm", "kind": "user"}'""", "too old", 2),
+    "babbles": ("read line; echo hello; cat > /dev/null", "no JSON: 'hello'", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("toy", TOYS)
+@pytest.mark.parametrize("how", [("confirm", "runs/a", "--synthetic"), ("confirm", "runs/a", "--rank", "2")])
+def test_an_engine_that_fails_leaves_no_process(with_ranks: Path, toy: str, how: tuple[str, ...]) -> None:
+    program, words, code = TOYS[toy]
+    python = with_ranks / "python"
+    python.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > pids\n{program}\n")
+    python.chmod(0o755)
+    line = refused(*how, "--engine", "vllm", "--engine-python", "python", "--timeout", "1s", code=code)
+    assert words in line
+    for pid in (with_ranks / "pids").read_text().split():
+        deadline = time.monotonic() + 10
+        while is_running(int(pid)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(int(pid))
+    assert not list(with_ranks.rglob("load-*.json")) and not list(with_ranks.rglob("confirmed.json"))
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie that its new parent has not buried yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_full_disk_under_load(with_ranks: Path, made_up: None, full_disk: list[str]) -> None:
+    (with_ranks / "runs" / "a" / "engine").mkdir()
+    before = files_in(with_ranks)
+    assert "No space left" in refused(*UNDER_LOAD, "--repeats", "1", "--concurrency", "1")
+    assert full_disk and not {name for name in files_in(with_ranks) - before if name.endswith(".json")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--engine", "vllm", "--engine-python", sys.executable), "profiling vllm runs a target in it; name one with --target"),
+        (("--engine", "vllm", "--target", "target"), "vLLM is not installed; run: archsearch engine install vllm"),
+        (("--engine", "openvino", "--target", "target"), "run: archsearch engine install openvino"),
+        (("--engine", "vllm", "--target", "target", "--engine-python", "nowhere"), "nowhere, which is no file"),
+        (("--target", "target", "--engine-python", "nowhere"), "leave --engine-python out, or name another --engine (vllm, openvino)"),
+        (("--engine", "openvino", "--target", "llama-65b", "--engine-python", sys.executable), "--engine vllm, which makes them up"),
+        (("--engine", "warp"), "unknown engine 'warp'"),
+    ],
+)  # fmt: skip
+def test_what_profile_refuses_of_engines_before_it_measures(with_ranks: Path, arguments: tuple[str, ...], words: str) -> None:
+    before = files_in(with_ranks)
+    assert words in refused("profile", "--gpu", "cpu", "--output", "new", *arguments)
+    assert files_in(with_ranks) == before and not (with_ranks / "new").exists()
+
+
+def test_profile_engine_then_search_with_its_latencies(with_ranks: Path, made_up: None) -> None:
+    profile = next((with_ranks / "profiles").glob("*/*"))
+    arguments = (
+        "profile", "--gpu", "cpu", "--target", "target", "--space", "tiny.yaml", "--dtype", "float32", "--budget", "1s", "--engine",
+        "vllm", "--engine-python", sys.executable, "--output", str(profile),
+    )  # fmt: skip
+    text = call(*arguments).stdout
+    assert "passes as vllm ran them: " in text
+    assert last_json(call(*arguments, "--json"))["new_rows"] == 0
+    result = last_json(call(*SEARCH, "--engine", "vllm", "--run", "runs/v", "--json"))
+    assert "passes as vllm ran them" in result["latency"] and "WARNING" not in result["latency"]
+    decode = result["best"][0]["decode_s"]["value"] * result["best"][0]["speedup"]["value"]
+    assert decode > 5e-3 and "WARNING" in call(*SEARCH, "--engine", "openvino").stdout
+
+
+def test_search_confirm_in_an_engine_that_is_not_there(with_ranks: Path) -> None:
+    before = files_in(with_ranks)
+    line = refused(*CONFIRM, "--engine", "vllm", "--run", "runs/v")
+    assert "run: archsearch engine install vllm" in line and files_in(with_ranks) == before
+
+
+def test_search_confirms_in_the_engine_of_the_search(with_ranks: Path, made_up: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARCHSEARCH_VLLM_PYTHON", sys.executable)
+    (confirmation,) = last_json(call(*CONFIRM[:-1], "2s", "--engine", "vllm", "--run", "runs/v", "--json"))["confirmed"]
+    assert confirmation["engine"] == "vllm" and confirmation["engine_version"] == "1"
+    assert json.loads(Path("runs/v/best/1/confirmed.json").read_text())["engine"] == "vllm"
 
 
 # -- profile ---------------------------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.refs: list[str] = []
         self.tags: list[str] = []
-        self.text = ""
+        self.text, self.spaced = "", ""
         self.feed(text)
         assert not self.open
 
@@ -168,6 +168,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text += data
+        self.spaced += f" {data}"
 
 
 def page_of(run: Run) -> Page:

@@ -211,3 +211,20 @@ def make_world(folder: Path) -> Path:
     device = identify_cpu()
     write_profile(folder / "profiles" / device.key / stack_key(current_stack()), tiny_drafts(), TINY)
     return folder
+
+
+def give_weights(run: Path, rank: int, alpha: float = 0.6) -> Path:
+    """Random weights and a made-up trace for a ranked candidate, as if it had been trained; its folder."""
+    import numpy as np
+
+    from archsearch.acceptance.measured import Trace
+    from archsearch.models import build_draft, save_draft
+    from archsearch.runs import open_run
+
+    opened = open_run(run)
+    folder = opened.best_dir(rank)
+    save_draft(build_draft(opened.score(rank).architecture), folder)
+    rng = np.random.default_rng(0)
+    texts = tuple(rng.random(60) < alpha for _ in range(40))
+    Trace(texts, ("orders",) * 40, tuple(map(str, range(40)))).save(folder / "trace.npz")
+    return folder

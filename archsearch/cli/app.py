@@ -13,7 +13,9 @@ import click
 from archsearch import __version__
 from archsearch.errors import ArchsearchError
 
-ORDER = ("profile", "search", "estimate", "acceptance", "train", "confirm", "export", "report", "list", "demo")
+ORDER = (
+    "profile", "engine", "search", "estimate", "acceptance", "train", "confirm", "schedule", "export", "report", "list", "demo",
+)  # fmt: skip
 
 
 class Group(click.Group):

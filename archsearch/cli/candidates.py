@@ -189,6 +189,10 @@ def load_text(result: dict[str, Any], run: Path, rank: int) -> str:
                 f"  {row['concurrency']} in flight: schedule {plus_minus(row['speedup'])} (gamma {row['gamma']}), best other "
                 f"{plus_minus(row['best_other_speedup'])} ({other}): {verdict}."
             )
+    if result.get("slowdown") is not None:
+        lines.append(
+            f"The machine ran {result['slowdown']:.2f} times slower than the profile's reference; that is taken out of the terms."
+        )
     if result["synthetic"]:
         lines.append("The text is not the target's: times are real, acceptance is what was predicted.")
         lines += ["", f"Next: archsearch train {run} --rank {rank} --budget 30m"]
@@ -281,6 +285,8 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
     if result.get("slowdown") is not None:
         slower = f"{result['slowdown']:.2f} times slower than the profile's reference"
         remarks.append(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it.")
+    if result.get("identical_output_unchecked"):
+        remarks.append(f"WARNING: identity in float32 was not checked: {result['identical_output_unchecked']}")
     if any(row.get("disturbed") for row in [result, *result["other_gammas"]]):
         remarks.append("WARNING: the machine was disturbed while this ran (pooled and median speed-up differ): confirm again.")
     lines = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,11 +44,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How many answers are the same token by token, and where the others part. None of it applies to sampling."""
+    """How many answers are the same token by token, and where the others part. None of it applies to sampling.
+
+    `alpha`: of the runs that were compared, where a check of its own made them.
+    """
 
     prompts: int
     identical: int
     differences: tuple[Difference, ...] = ()
+    alpha: float | None = None
 
     def largest_gap(self) -> float:
         """The largest |logit_gap| of all differences; 0 when there are none."""
@@ -135,7 +140,8 @@ def confirm(
     """Run every prompt with the target alone and with the draft at each gamma, back to back; one Confirmation per gamma.
 
     Drift of the machine hits all alike: each prompt runs all variants, and the order is reversed every other prompt. One warm-up
-    per variant is not counted. Raises ArchsearchError for no prompts or gammas, RunFailed when the counts are empty.
+    per variant is not counted. Raises ArchsearchError for no prompts or gammas, RunFailed when the counts are empty or an engine
+    fails; its `results` are then those of the prompts that every variant had answered, without the check of identity.
     """
     gammas = sorted(set(gammas))
     if not prompts or not gammas:
@@ -161,15 +167,33 @@ def confirm(
                 steps[gamma] += engines[gamma].steps()
                 done += 1
                 _report(progress, f"prompt {index + 1}/{len(prompts)}", done, planned)
-        greedy = sampling.temperature == 0
-        found = {}
-        for gamma in gammas:
-            result = summarise(engines[0], gamma, prompts, results[0], results[gamma], greedy=greedy, seed=seed)
-            found[gamma] = dataclasses.replace(result, **_terms(steps[gamma], gamma))
-        return found
+        return _summaries(engines[0], gammas, prompts, results, steps, sampling.temperature == 0, seed)
+    except RunFailed as error:
+        whole = min(len(rows) for rows in results.values())
+        if whole:
+            kept = {gamma: rows[:whole] for gamma, rows in results.items()}
+            with contextlib.suppress(RunFailed):  # too little for a figure; identity would need the engine that failed
+                error.results = _summaries(engines[0], gammas, prompts[:whole], kept, steps, False, seed)
+        raise
     finally:
         for engine in engines.values():
             engine.stop()
+
+
+def _summaries(
+    engine: Engine,
+    gammas: Sequence[int],
+    prompts: Sequence[EnginePrompt],
+    results: dict[int, list[GenerationResult]],
+    steps: dict[int, list[EngineStep]],
+    greedy: bool,
+    seed: int,
+) -> dict[int, Confirmation]:
+    found = {}
+    for gamma in gammas:
+        result = summarise(engine, gamma, prompts, results[0], results[gamma], greedy=greedy, seed=seed)
+        found[gamma] = dataclasses.replace(result, **_terms(steps[gamma], gamma))
+    return found
 
 
 def _terms(steps: Sequence[EngineStep], gamma: int) -> dict[str, Any]:
@@ -335,7 +359,9 @@ def exactness_check(
                 _report(progress, "exactness in float32", number * len(prompts) + index + 1, 2 * len(prompts))
             answers.append(rows)
             if gamma_used:
-                return _identity(engine, prompts, answers[0], answers[1])
+                accepted, rejected = sum(row.accepted for row in rows), sum(row.rejected for row in rows)
+                alpha = accepted / (accepted + rejected) if accepted + rejected else None
+                return dataclasses.replace(_identity(engine, prompts, answers[0], answers[1]), alpha=alpha)
         finally:
             engine.stop()
     raise AssertionError("unreachable")

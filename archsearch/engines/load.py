@@ -106,10 +106,11 @@ def measure_load(
 ) -> dict[tuple[str, int], LoadResult]:
     """Every variant at every concurrency; the target alone is added where it is missing. Keys: (variant name, concurrency).
 
-    A repeat gives each engine `per_request` times as many prompts as are in flight, the next ones of `prompts` each time and the
-    same ones to every variant. `apart`: one engine at a time is alive (their weights do not fit together); each repeat then
-    starts it anew. `between` is called before every measurement. Raises ArchsearchError for nothing to measure, RunFailed where
-    no step at full batch was seen.
+    A repeat gives each engine `per_request` groups of prompts, one group after the other, each as large as what is in flight: the
+    next ones of `prompts` each time and the same ones to every variant. `apart`: one engine at a time is alive (their weights do
+    not fit together); each repeat then starts it anew. `between` is called before every measurement. Raises ArchsearchError for
+    nothing to measure, RunFailed where no step at full batch was seen or an engine fails; its `results` are then those of the
+    repeats that were whole.
     """
     if not prompts or not concurrencies or repeats < 1:
         raise ArchsearchError("nothing to measure: give prompts, concurrencies and at least one repeat")
@@ -144,9 +145,9 @@ def measure_load(
         position = 0
         for repeat in range(repeats):
             settings = dataclasses.replace(sampling, seed=sampling.seed + repeat)
-            chunks = {}
+            groups: dict[int, list[list[EnginePrompt]]] = {}
             for number in concurrencies:
-                chunks[number] = _next(prompts, position, number * per_request)
+                groups[number] = [_next(prompts, position + number * i, number) for i in range(per_request)]
                 position += number * per_request
             cases = [(variant, number) for number in concurrencies for variant in variants]
             if apart:
@@ -154,18 +155,35 @@ def measure_load(
             for variant, number in cases if repeat % 2 == 0 else reversed(cases):
                 engine = ready(variant)
                 between()
-                results = engine.generate(chunks[number], settings)
+                calls = []
+                for group in groups[number]:  # all at once would be in flight together wherever the engine has room for more
+                    results = engine.generate(group, settings)
+                    calls.append((engine.steps(), results))
                 seen[variant.name, number].version = engine.version
-                _note(seen[variant.name, number], engine.steps(), results, number)
+                _note(seen[variant.name, number], calls, number)
                 tell(f"repeat {repeat + 1}/{repeats}, {number} in flight, {variant.name}")
-        return {
-            (variant.name, number): _result(variant, number, seen[variant.name, number], seen[_alone(variants), number], seed)
-            for variant in variants
-            for number in concurrencies
-        }
+        return _results(variants, concurrencies, seen, seed)
+    except RunFailed as error:
+        whole = min(len(entry.token_s) for entry in seen.values())
+        if whole:
+            for entry in seen.values():
+                del entry.token_s[whole:]
+            error.results = _results(variants, concurrencies, seen, seed)
+        raise
     finally:
         for engine in engines.values():
             engine.stop()
+
+
+def _results(
+    variants: Sequence[Variant], concurrencies: Sequence[int], seen: dict[tuple[str, int], _Seen], seed: int
+) -> dict[tuple[str, int], LoadResult]:
+    alone = _alone(variants)
+    return {
+        (variant.name, number): _result(variant, number, seen[variant.name, number], seen[alone, number], seed)
+        for variant in variants
+        for number in concurrencies
+    }
 
 
 def _alone(variants: Sequence[Variant]) -> str:
@@ -194,14 +212,16 @@ def full_steps(steps: Sequence[EngineStep], concurrency: int) -> list[EngineStep
     return kept
 
 
-def _note(seen: _Seen, steps: Sequence[EngineStep], results: Sequence[GenerationResult], concurrency: int) -> None:
+def _note(seen: _Seen, calls: Sequence[tuple[Sequence[EngineStep], Sequence[GenerationResult]]], concurrency: int) -> None:
+    """Take the steps and results of one repeat's calls."""
+    results = [result for _, answers in calls for result in answers]
     seen.results += results
-    full = full_steps(steps, concurrency)
+    full = [step for steps, _ in calls for step in full_steps(steps, concurrency)]
     if full:
         seen.steps += full
         seen.token_s.append(sum(step.seconds for step in full) / sum(step.written for step in full) * concurrency)
         return
-    if steps:
+    if any(steps for steps, _ in calls):
         raise RunFailed(
             f"no step with all {concurrency} requests in it was seen; answers are too short or differ too much in length: "
             "allow more new tokens or a lower concurrency"

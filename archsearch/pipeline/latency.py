@@ -136,7 +136,8 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
         return f"; passes as {engine} ran them ({model.engine_.rows} rows)"
     if engine != "transformers" and device.kind == "cpu":
         return (
-            f"; WARNING: passes of transformers, {engine}'s own kernels were not measured (archsearch profile --engine {engine})"
+            f"; WARNING: passes of transformers, {engine}'s own kernels were not measured "
+            f"(archsearch profile --gpu cpu --target T --engine {engine})"
         )
     return ""
 

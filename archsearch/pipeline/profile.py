@@ -12,6 +12,7 @@ from typing import Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
+from archsearch.engines.registry import DUMMY_ENGINES, IN_PROCESS, SCHEDULING, check_interpreter_choice
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir, write_json
 from archsearch.hardware.device import Device
@@ -113,6 +114,7 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
     Raises ArchsearchError when the device is not the one claimed, or is busy.
     """
     device = check_claim(request.gpu, request.threads)
+    _check_engine_request(request)
     if device.kind != "cpu":
         return profile_gpu(request, device)
     if "graph" in request.modes or request.tensor_parallel > 1:
@@ -136,7 +138,7 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
     points = {
         dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory) for dtype in dtypes
     }
-    other = request.engine_name != "transformers"
+    other = request.engine and request.engine_name not in IN_PROCESS
     if not (other and _has_model(profile, dtypes[0])):  # ops and whole models are measured already: go on with the engine
         with ProgressLine("profile") as line:
             sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
@@ -172,6 +174,33 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
         "checks": checks,
         "known_error": profile.known_error,
     }
+
+
+def _check_engine_request(request: ProfileRequest) -> None:
+    """Raise ArchsearchError, before anything is measured, where the engine to be profiled is absent or has no target to run."""
+    name, ref = request.engine_name, request.target_ref
+    check_interpreter_choice(name, request.engine_python)
+    if name in IN_PROCESS or not request.engine:
+        return
+    if ref is None:
+        raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
+    _can_run(name, ref)
+
+
+def _can_run(name: str, ref: TargetRef) -> bool:
+    """Whether the target's weights are here; False where the engine makes them up. MissingDataError where it cannot."""
+    from archsearch.pipeline.session import check_weights
+
+    try:
+        check_weights(ref)
+    except MissingDataError as error:
+        if name in DUMMY_ENGINES:
+            return False
+        raise MissingDataError(
+            f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has them, or use --engine vllm, "
+            "which makes them up"
+        ) from error
+    return True
 
 
 def _has_model(profile: Profile, dtype: str) -> bool:
@@ -210,28 +239,26 @@ def profile_engine(
     import tempfile
 
     from archsearch.engines.engine import EngineSettings, EngineStep
-    from archsearch.engines.passes import measure_passes, spread_drafts
+    from archsearch.engines.passes import BATCHES, measure_passes, measured_models, spread_drafts
     from archsearch.engines.registry import make_engine
-    from archsearch.latency.engine_passes import pass_of
     from archsearch.pipeline.confirm import engine_target, random_draft, write_shape
-    from archsearch.pipeline.session import check_weights
     from archsearch.workload import Workload
 
     name, ref = request.engine_name, request.target_ref
     if ref is None:
         raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
-    own = [row for row in profile.select("pass", dtype, mode) if row.sizes()["engine"] == name]
-    known: set[Architecture | None] = {pass_of(row)[0] for row in own if row.sizes()["role"] == "draft"}
-    if any(row.sizes()["role"] == "target" and row.sizes()["tokens"] == 1 for row in own):
-        known.add(None)
     limit = parameters(ref.architecture) / 2  # a draft that is not much smaller than its target never pays
     full = [shape.replace(draft_vocab_size=None) for shape in shapes]
     drafts = spread_drafts([shape for shape in full if parameters(shape) <= limit] or full, ENGINE_DRAFTS)
+    rows = [*profile.select("pass", dtype, mode), *profile.select("engine", dtype, mode)]
+    known = measured_models(rows, name, ref.architecture, drafts)
     if known.issuperset({None, *drafts}):
         return 0
+    # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where it tells all its passes.
+    batches = BATCHES if name in SCHEDULING else (1,) * len(BATCHES)
     settings = EngineSettings(
         dtype=dtype,
-        concurrency=8,
+        concurrency=max(batches),
         max_len=512,
         mode=mode,
         tensor_parallel=request.tensor_parallel,
@@ -252,14 +279,13 @@ def profile_engine(
     before = len(profile.rows)
     with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary:
         base = Path(temporary)
-        try:
-            check_weights(ref)
-            target: Any = engine_target(ref)
-        except MissingDataError:
-            if name != "vllm":
-                raise
+        target: Any
+        if _can_run(name, ref):
+            target = engine_target(ref)
+        else:
             target, settings = write_shape(ref.architecture, base / "target"), replace(settings, dummy_weights=True)
-        folders = [(arch, random_draft(arch, dtype, base)) for arch in drafts if arch not in known]
+        # Known ones keep their place in the list, because the place decides which gammas a draft is measured with.
+        folders = [(arch, base if arch in known else random_draft(arch, dtype, base)) for arch in drafts]
         with ProgressLine(f"passes of {name}") as line:
             measure_passes(
                 lambda: make_engine(name, settings),
@@ -269,9 +295,10 @@ def profile_engine(
                 dtype=dtype,
                 mode=mode,
                 vocabulary=ref.architecture.vocab_size,
+                batches=batches,
                 slowdown=slowdown or (lambda: 1.0),
                 passes_s=passes_s if base_model is not None else None,
-                known=known & {None},
+                known=known,
                 record=profile.record,
                 progress=line,
             )
@@ -328,7 +355,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             result = selection.adaptive_sweep(bench, wanted, dtype, budget_s=request.budget_s / len(plans), progress=line)
         for row in collectives.measure_all_reduces(collectives.measurable(wanted.all_reduces()), dtype, mode):
             profile.record(row)
-        if request.engine_name != "transformers" and mode == "graph":
+        if request.engine and request.engine_name not in IN_PROCESS and mode == "graph":
             profile_engine(request, profile, device, drafts, dtype, mode)
         name = f"{dtype} {mode}"
         sweeps[name] = {"new_rows": result.new_rows, "relative_std": result.relative_std, "stopped": result.stopped}

@@ -11,7 +11,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.engines.load import schedule_ranges
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Estimate, weakest_source
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.search.objective import Score, Scorer
@@ -46,8 +46,8 @@ class SchedulePoint:
 
 
 def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> tuple[Estimate, dict[int, Estimate], list[float]]:
-    """alpha, tau by gamma and unconditional acceptance by position of a candidate: from its trace where it was trained, else the
-    estimator's prediction."""
+    """alpha, tau by gamma and unconditional acceptance by position of a candidate: from its trace where it was trained, else
+    as its score foretells."""
     from archsearch.acceptance.measured import Trace
     from archsearch.acceptance.replay import replay_tau
     from archsearch.finalists import load_trained
@@ -59,10 +59,11 @@ def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> t
         known = [gamma for gamma in scorer.gammas if gamma in trained.tau]
         replayed = replay_tau(Trace.load(folder / "trace.npz"), max(known), resamples=0)
         return trained.alpha, trained.tau, list(replayed.accepted_by_position)
-    found = scorer.acceptance.predict(score.architecture, scorer.context)
-    positions = drifting_positions(found.alpha.value, found.drift.value, most)
-    taus = {gamma: tau_estimate(found.alpha, gamma, found.drift) for gamma in scorer.gammas}
-    return found.alpha, taus, accepted_by_position(positions)
+    # The score knows alpha best (a climb learns it from short trainings); how it changes along a block is the estimator's.
+    drift = scorer.acceptance.predict(score.architecture, scorer.context).drift
+    positions = drifting_positions(score.alpha.value, drift.value, most)
+    taus = {gamma: tau_estimate(score.alpha, gamma, drift) for gamma in scorer.gammas}
+    return score.alpha, taus, accepted_by_position(positions)
 
 
 def schedule_points(
@@ -85,9 +86,7 @@ def schedule_points(
         scores = {gamma: local.measured(draft, alpha, taus, gammas=[gamma]) for gamma in scorer.gammas if gamma in taus}
         best = max(scores, key=lambda gamma: scores[gamma].speedup.value)
         by_gamma = {gamma: score.speedup for gamma, score in scores.items()}
-        decode = local.decode_s.value
-        idle = local.latency.idle_draft_s(draft, local.workload)
-        off = Estimate(decode / (decode + idle.value), idle.std / decode, by_gamma[best].source)
+        off = speedup_when_off(local, draft)
         if by_gamma[best].value > off.value:
             points.append(SchedulePoint(batch, best, by_gamma[best], scores[best].tau, by_gamma, scores[best]))
         else:
@@ -95,6 +94,14 @@ def schedule_points(
     if not points:
         raise ArchsearchError(f"target and draft do not fit {device.key} even at batch size {min(batch_sizes)}; lower --context")
     return points
+
+
+def speedup_when_off(scorer: Scorer, draft: Architecture) -> Estimate:
+    """Speed-up of serving with the draft loaded and gamma 0: 1, or less where the engine runs the draft all the same."""
+    decode, idle = scorer.decode_s, scorer.latency.idle_draft_s(draft, scorer.workload)
+    value = decode.value / (decode.value + idle.value)
+    # An error of the idle pass d moves the ratio by d / (decode + idle), relative to it.
+    return Estimate(value, value * idle.std / (decode.value + idle.value), weakest_source(decode.source, idle.source))
 
 
 def _fits(target: Architecture, draft: Architecture, workload: Workload, device: Device) -> bool:

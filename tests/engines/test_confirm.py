@@ -167,3 +167,15 @@ def test_refusals() -> None:
     with pytest.raises(RunFailed, match="no whole round of gamma 2"):
         confirm(Silent, None, None, [2], PROMPTS)
     assert (2, "stop") in CALLS  # engines are released
+
+
+def test_prompts_before_a_failure_are_kept() -> None:
+    class Dies(FakeEngine):
+        def generate(self, prompts, sampling: Sampling) -> list[GenerationResult]:
+            if self.gamma and prompts[0].prompt_id == "p2" and sampling.max_new_tokens > 16:
+                raise RunFailed("the engine was killed by signal 9")
+            return super().generate(prompts, sampling)
+
+    with pytest.raises(RunFailed, match="signal 9") as caught:
+        confirm(Dies, None, None, [2], PROMPTS)
+    assert caught.value.results[2].prompts == 2 and caught.value.results[2].tau.value == pytest.approx(2.0)

@@ -144,3 +144,24 @@ def test_ranges_out_of_points() -> None:
     assert schedule_ranges([(1, 2), (2, 2), (256, 2)]) == ((1, 256, 2),)
     with pytest.raises(ArchsearchError, match="begins at batch size 1"):
         schedule_ranges([(2, 3)])
+
+
+class DiesLater(MadeUpEngine):
+    """Dies at its fifth call: after the warm-up and three repeats."""
+
+    def generate(self, prompts, sampling):  # noqa: ANN001, ANN201
+        if self.calls == 4 and self.draft is not None:
+            raise RunFailed("made-up was killed by signal 9")
+        return super().generate(prompts, sampling)
+
+
+def test_whole_repeats_before_a_failure_are_kept() -> None:
+    with pytest.raises(RunFailed, match="signal 9") as caught:
+        measure_load(
+            lambda variant: DiesLater(), "target", [Variant("gamma 3", "draft", 3, RATES)], PROMPTS, [1], SAMPLING, repeats=5
+        )
+    kept = caught.value.results
+    assert kept["gamma 3", 1].repeats == kept["alone", 1].repeats == 3
+    with pytest.raises(RunFailed) as caught:
+        measure_load(lambda variant: MadeUpEngine(), "target", [], PROMPTS, [4], Sampling(max_new_tokens=2, ignore_end=True))
+    assert caught.value.results is None

@@ -1,0 +1,224 @@
+"""The section of one measurement under load: predicted beside measured at each number of requests in flight."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from archsearch.report.drawing import INK, MARK, SERIES, canvas, count_axis, figure_html, styled
+from archsearch.report.reading import Candidate, load_is_stale
+from archsearch.report.serving import REST, TERMS, LoadReport, LoadRow, error_shares, ranges_words
+from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.report.words import engine_name, slowdown_words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SCHEDULE: Final = "schedule"  # the name of the variant that follows the schedule
+_TERM_HEADS: Final = {
+    "decode_s": "target alone",
+    "draft_s": "draft",
+    "verify_s": "verify",
+    "overhead_s": "overhead",
+    "tau": "tau",
+    REST: "rest",
+}
+
+
+def section_load(item: Candidate, load: LoadReport) -> str:
+    """Tables and a plot of load-<engine>.json of one candidate."""
+    facts = [
+        item.score.architecture.label(),
+        load.dtype,
+        f"context {load.context}" if load.context is not None else "",
+        f"{load.repeats} repeats, interleaved" if load.repeats is not None else "",
+    ]
+    parts = [
+        f"<h2>Under load in {html.escape(f'{engine_name(load.engine)} {load.engine_version}')}: rank {item.rank}</h2>",
+        html_note("; ".join(fact for fact in facts if fact) + "."),
+        f"<p><strong>{html.escape(acceptance_words(load))}</strong></p>",
+    ]
+    if load_is_stale(item, load):
+        parts.append("<p><strong>Alpha on held-out text has changed since; the predictions here are from before.</strong></p>")
+    parts += [_speedup_table(load), html_note(_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load))]
+    if load.latency:
+        parts.append(html_note(f"Predicted from: {load.latency}."))
+    figure, caption = styled(_plot_load, item, load)
+    parts.append(figure_html(figure, f"load{item.rank}-{load.engine}", caption))
+    if any(row.terms and row.relative_error is not None for row in load.rows):
+        parts += [
+            "<h3>What each term brings to the error of the speed-up</h3>",
+            _terms_table(load),
+            html_note(_TERM_NOTE + slowdown_words(load.slowdown)),
+        ]
+    if load.ranges or load.verdict:
+        parts.append(_schedule_part(load))
+    return "\n".join(parts)
+
+
+_TABLE: Final = (
+    "In flight: requests served together. Measured: median over repeats of the ratio to the target alone in the same repeat, "
+    "5-95 % of the bootstrap below it. Predicted: ± one standard deviation. Error: predicted / measured - 1; the next column is "
+    "with the tau the engine counted, which leaves the error of the times. tokens/s: all requests together. "
+)
+_SYNTHETIC_BAND: Final = (
+    "The predicted deviation holds what is not known about acceptance, too, which synthetic acceptance takes out of the "
+    "measured side. "
+)
+_TERM_NOTE: Final = (
+    "Each row adds up to the error of the speed-up (predicted / measured - 1). Positive: the term makes the prediction too high. "
+    "Below it: predicted, measured; times are medians over steps at full batch, draft: all passes of a round, overhead: what "
+    "is neither draft nor verify. Rest: the speed-up is a median of ratios, which medians of terms do not give exactly."
+)
+
+
+def acceptance_words(load: LoadReport) -> str:
+    """One sentence or two: whether acceptance was synthetic, and what that leaves unproved."""
+    if not load.synthetic:
+        return "Acceptance was real: the target checked the tokens of the trained draft."
+    rates = ", ".join(f"{share:.2f}" for share in load.asked)
+    by_position = f" ({rates} by position)" if rates else ""
+    return (
+        f"Acceptance was synthetic: draft tokens were accepted by chance at the predicted rates{by_position} "
+        "and the draft's weights were random. The times are the engine's own; the text is not the target's. That a draft of this "
+        "shape reaches these rates is not shown here."
+    )
+
+
+def _error_words(load: LoadReport) -> str:
+    summary = load.summary
+    if not summary.get("cases") or "median_absolute_error" not in summary:
+        return ""
+    shares = [
+        f"{summary[name]:.0%} within {limit} %"
+        for name, limit in (("within_5_percent", 5), ("within_10_percent", 10))
+        if name in summary
+    ]
+    cases = f"{summary['cases']:.0f} cases" if summary["cases"] != 1 else "1 case"
+    return (
+        f"{cases}: median absolute error {summary['median_absolute_error']:.1%}" + "".join(f", {share}" for share in shares) + "."
+    )
+
+
+def _speedup_table(load: LoadReport) -> str:
+    rows: list[list[Cell | str]] = []
+    for row in load.rows:
+        seen = row.speedup
+        measured = Cell(f"{seen.value:.2f}x", f"{row.interval[0]:.2f}x to {row.interval[1]:.2f}x")
+        rows.append(
+            [
+                text_cell(row.variant),
+                str(row.concurrency),
+                _gamma(row.gamma),
+                value_cell(row.predicted, 2, unit="x"),
+                measured,
+                _percent(row.relative_error),
+                _percent(row.error_at_measured_tau),
+                f"{row.tau:.2f}" if row.gamma else "-",
+                f"{row.baseline_tokens_per_s:.1f}",
+                f"{row.tokens_per_s:.1f}",
+            ]
+        )
+    header = ("served with", "in flight", "gamma", "speed-up, predicted", "measured", "error", "with counted tau",
+              "tau, tokens", "tokens/s alone", "with draft")  # fmt: skip
+    return html_table(header, rows)
+
+
+def _terms_table(load: LoadReport) -> str:
+    rows: list[list[Cell | str]] = []
+    for row in load.rows:
+        if not row.terms or row.relative_error is None:
+            continue
+        shares = error_shares(row.terms, row.relative_error)
+        cells: list[Cell | str] = [text_cell(row.variant), str(row.concurrency)]
+        for name in TERMS:
+            term, scale, unit = row.terms[name], 1.0 if name == "tau" else 1e3, "" if name == "tau" else " ms"
+            digits = 2 if name == "tau" else 1
+            pair = f"{scale * term.predicted:.{digits}f}, {scale * term.measured:.{digits}f}{unit}"
+            cells.append(Cell(_percent(shares[name]), pair))
+        rows.append([*cells, _percent(shares[REST]), _percent(row.relative_error)])
+    header = ("served with", "in flight", *_TERM_HEADS.values(), "error of the speed-up")
+    return html_table(header, rows)
+
+
+def _schedule_part(load: LoadReport) -> str:
+    parts = ["<h3>Gamma by batch size against a fixed gamma</h3>"]
+    if load.ranges:
+        parts.append(f"<p>Schedule that was run: {html.escape(ranges_words(load.ranges))}.</p>")
+    if load.verdict:
+        rows: list[list[Cell | str]] = [
+            [str(row.concurrency), _gamma(row.gamma), value_cell(row.speedup, 2, unit="x"), text_cell(row.best_other),
+             value_cell(row.best_other_speedup, 2, unit="x"), text_cell("yes" if row.holds else "NO")]
+            for row in load.verdict
+        ]  # fmt: skip
+        header = ("in flight", "gamma of the schedule", "speed-up, schedule", "best other", "speed-up, best other",
+                  "at least as good")  # fmt: skip
+        parts += [
+            html_table(header, rows),
+            html_note("Best other: the fastest of off (1.0) and every fixed gamma that was run. At least as good: not slower by "
+                      "more than two standard deviations of the difference."),
+        ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _gamma(gamma: int) -> str:
+    return str(gamma) if gamma else "off"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1%}"
+
+
+def _plot_load(item: Candidate, load: LoadReport) -> tuple[Figure, str]:
+    figure, axes = canvas()
+    names = [name for name in load.variants if name != SCHEDULE]
+    names += [name for name in load.variants if name == SCHEDULE]
+    for number, name in enumerate(names):
+        colour, marker = (MARK, "D") if name == SCHEDULE else (_COLOURS[number % len(_COLOURS)], "o")
+        rows = sorted((row for row in load.rows if row.variant == name), key=lambda row: row.concurrency)
+        # side by side, so that intervals at one concurrency do not hide each other
+        shift = 2.0 ** (0.09 * (number - (len(names) - 1) / 2))
+        if name != SCHEDULE:  # its prediction is that of the gamma it runs
+            _draw_predicted(axes, rows, colour)
+        places = [shift * row.concurrency for row in rows]
+        values = [row.speedup.value for row in rows]
+        below = [max(0.0, row.speedup.value - row.interval[0]) for row in rows]
+        above = [max(0.0, row.interval[1] - row.speedup.value) for row in rows]
+        axes.errorbar(places, values, yerr=(below, above), color=colour, marker=marker, markersize=6, linestyle="none",
+                      elinewidth=1.2, capsize=2.5, label=name if name != SCHEDULE else "schedule")  # fmt: skip
+        if name == SCHEDULE:
+            axes.plot(places, values, color=colour, linewidth=1.2)
+    axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
+    axes.set(xlabel="requests in flight", ylabel="speed-up, x")
+    count_axis(axes, load.concurrencies)
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    caption = (
+        f"Speed-up against requests in flight, rank {item.rank} in {engine_name(load.engine)}. Points: measured, bars 5-95 %"
+        + (" (acceptance synthetic)" if load.synthetic else "")
+        + ". Dashed with band: predicted ± one standard deviation."
+        + (" Diamonds: the schedule." if SCHEDULE in names else "")
+        + " Dashed at 1.0: no gain."
+    )
+    return figure, caption
+
+
+_COLOURS: Final = tuple(colour for colour in SERIES if colour != MARK)
+
+
+def _draw_predicted(axes: Axes, rows: Sequence[LoadRow], colour: str) -> None:
+    priced = [(row.concurrency, row.predicted) for row in rows if row.predicted is not None]
+    if not priced:
+        return
+    places = [place for place, _ in priced]
+    middle = [estimate.value for _, estimate in priced]
+    low = [estimate.value - estimate.std for _, estimate in priced]
+    high = [estimate.value + estimate.std for _, estimate in priced]
+    if len(places) == 1:  # a band of no width would not be seen
+        axes.plot([places[0] / 1.3, places[0] * 1.3], middle * 2, color=colour, linestyle="--", linewidth=1.4)
+        axes.fill_between([places[0] / 1.3, places[0] * 1.3], low * 2, high * 2, color=colour, alpha=0.12, linewidth=0)
+        return
+    axes.plot(places, middle, color=colour, linestyle="--", linewidth=1.4)
+    axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)

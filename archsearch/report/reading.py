@@ -1,0 +1,209 @@
+"""What lies in a run folder, as the report needs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.report.serving import (
+    LOAD_FILES,
+    SCHEDULE_FILE,
+    LoadReport,
+    ScheduleReport,
+    read_load,
+    read_or_tell,
+    read_schedule,
+    read_terms,
+)
+from archsearch.report.words import as_estimate
+from archsearch.runs import CONFIRMED_FIELDS, RUNGS_FILE, Run
+from archsearch.search.objective import Score, indistinguishable
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One rank of a run with what lies in its folder.
+
+    `training`: training.json, None where it was not trained; `confirmed`: confirmed.json; `stale`: trained further after it was
+    confirmed; `replayed`: acceptance by position from the trace on held-out text at the score's gamma; `group`: candidates with
+    the same number cannot be told apart from the best of that group; `loads`: load-<engine>.json, by name of the engine;
+    `schedule`: schedule.json.
+    """
+
+    score: Score
+    folder: Path
+    training: dict[str, Any] | None
+    confirmed: dict[str, Any] | None
+    stale: bool
+    replayed: tuple[float, ...]
+    group: int = 0
+    loads: tuple[LoadReport, ...] = ()
+    schedule: ScheduleReport | None = None
+
+    @property
+    def rank(self) -> int:
+        assert self.score.rank is not None
+        return self.score.rank
+
+    @property
+    def trained(self) -> bool:
+        return (self.folder / "model.safetensors").is_file()
+
+    @property
+    def stage(self) -> str:
+        if self.confirmed is not None:
+            return "retrained" if self.stale else "confirmed"
+        return "trained" if self.trained else "searched"
+
+    @property
+    def measured_speedup(self) -> Estimate | None:
+        return None if self.confirmed is None or self.stale else as_estimate(self.confirmed["speedup"])
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A run folder as the report sees it. `finalists`: training records of finalists/; `climb`: rungs.json, {} without one;
+    `problems`: one line for each file that is there and cannot be read."""
+
+    candidates: list[Candidate]
+    finalists: list[dict[str, Any]]
+    climb: dict[str, Any]
+    problems: list[str]
+
+
+def read_run(run: Run) -> Reading:
+    """Everything the report shows; a broken file costs its own part of the report and is told in `problems`."""
+    problems: list[str] = []
+    found = [item for item in (_candidate(run, rank, problems) for rank in run.ranks()) if item is not None]
+    groups = _groups(run, [item.score for item in found])
+    paths = sorted(run.path.glob("finalists/*/training.json"))
+    finalists = [read_or_tell(path, "training record", _training, problems) for path in paths]
+    return Reading(
+        candidates=[replace(item, group=groups[item.rank]) for item in found],
+        finalists=[record for record in finalists if record is not None],
+        climb=read_or_tell(run.path / RUNGS_FILE, "state of the climb", _climb, problems) or {},
+        problems=problems,
+    )
+
+
+def candidates(run: Run) -> list[Candidate]:
+    """Every rank that can be read, ascending, with its group of indistinguishable ones."""
+    return read_run(run).candidates
+
+
+def _candidate(run: Run, rank: int, problems: list[str]) -> Candidate | None:
+    folder = run.best_dir(rank)
+    score = read_or_tell(folder / "score.json", "score", Score.from_dict, problems)
+    if score is None:
+        return None
+    score = replace(score, rank=rank)
+    confirmed = read_or_tell(folder / "confirmed.json", "confirmation", _confirmation, problems)
+    loads = [read_or_tell(path, "measurement under load", read_load, problems) for path in sorted(folder.glob(LOAD_FILES))]
+    return Candidate(
+        score,
+        folder,
+        read_or_tell(folder / "training.json", "training record", _training, problems),
+        confirmed,
+        _is_stale(score, confirmed),
+        _replayed(folder, score.gamma),
+        loads=tuple(load for load in loads if load is not None),
+        schedule=read_or_tell(folder / SCHEDULE_FILE, "schedule", read_schedule, problems),
+    )
+
+
+def _training(data: Any) -> dict[str, Any]:
+    Architecture.from_dict(data["architecture"])
+    return dict(data)
+
+
+def _confirmation(data: Any) -> dict[str, Any]:
+    """The content of confirmed.json, whose numbers are numbers."""
+    missing = [name for name in CONFIRMED_FIELDS if name not in data]
+    if missing:
+        raise KeyError(", ".join(missing))
+    for name in ("alpha", "tau", "speedup"):
+        as_estimate(data[name])
+    for name in ("baseline_tokens_per_s", "tokens_per_s"):
+        float(data[name])
+    if data.get("predicted") is not None:
+        Score.from_dict(data["predicted"])
+    read_terms(data.get("error_by_term"))
+    return dict(data)
+
+
+def _climb(data: Any) -> dict[str, Any]:
+    for record in data.get("rungs", []):
+        if record["rung"] > 0:
+            as_estimate(record["alpha"]), as_estimate(record["score"])
+    return dict(data)
+
+
+def _is_stale(score: Score, confirmed: Mapping[str, Any] | None) -> bool:
+    """Whether the draft's alpha on held-out text has changed since the confirmation predicted from it."""
+    before = ((confirmed or {}).get("predicted") or {}).get("alpha")
+    if before is None or score.alpha.source != "measured":  # a search that was continued writes the prior's alpha again
+        return False
+    return not math.isclose(as_estimate(before).value, score.alpha.value, rel_tol=1e-9)
+
+
+def load_is_stale(item: Candidate, load: LoadReport) -> bool:
+    """Whether alpha was measured anew after this load was predicted from another one; False where the file does not tell."""
+    alpha = item.score.alpha
+    return load.alpha is not None and alpha.source == "measured" and abs(load.alpha - alpha.value) > 1e-9
+
+
+def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:
+    from archsearch.acceptance.measured import Trace
+    from archsearch.acceptance.replay import replay_tau
+
+    if not (folder / "trace.npz").is_file():
+        return ()
+    try:
+        return replay_tau(Trace.load(folder / "trace.npz"), gamma, resamples=0).accepted_by_position
+    except ArchsearchError:  # texts too short for this gamma, or a broken trace: the rest of the report stands
+        return ()
+
+
+class _Gaps:
+    """Std of the difference of two drafts' logit(alpha): the prior's own where both alphas come from it, else both stds added."""
+
+    def __init__(self, scores: Sequence[Score]) -> None:
+        from archsearch.acceptance.prior import PriorAcceptance
+
+        self.alphas = {score.architecture: score.alpha for score in scores}
+        self.prior = PriorAcceptance()
+
+    def difference_std(self, first: Architecture, second: Architecture, context: Any) -> float:
+        pair = (self.alphas[first], self.alphas[second])
+        if all(alpha.source == "prior" for alpha in pair):
+            return self.prior.difference_std(first, second, context)
+        return math.hypot(*(alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-9) for alpha in pair))
+
+
+def _groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
+    """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the fastest."""
+    from archsearch.acceptance.estimator import AcceptanceContext
+    from archsearch.targets import resolve_target
+
+    target = str(run.arguments.get("target", ""))
+    try:  # the prior caps what size brings at the target's size; a hub id is not looked up for a report
+        shape = resolve_target(target).architecture if "/" not in target or Path(target).is_dir() else None
+    except ArchsearchError:
+        shape = None
+    asked = run.arguments
+    context = AcceptanceContext(
+        shape, float(asked.get("temperature", 0.0)), int(asked.get("context", 512)), str(asked.get("domain", "narrow"))
+    )
+    gaps: Any = _Gaps(scores)
+    found = indistinguishable(scores, gaps, context)
+    return {score.rank or 0: number for number, group in enumerate(found, start=1) for score in group}
+
+
+def complete_trials(run: Run) -> list[dict[str, str]]:
+    return [row for row in run.trials() if row.get("state") == "COMPLETE"]

@@ -1,0 +1,210 @@
+"""The headline of a run: does speculation pay, with which draft, how sure, what next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from archsearch.estimate import Estimate
+from archsearch.report.reading import Candidate, complete_trials, load_is_stale
+from archsearch.report.serving import LoadReport, ranges_words
+from archsearch.report.words import SOURCES, as_estimate, break_even_words, engine_name, identity_words, millions, shell_path
+from archsearch.runs import Run
+
+LOADS_SHOWN: Final = 2  # other candidates than the lead whose measurements under load are told at the top
+CONCURRENCIES_SHOWN: Final = 4
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The headline: `title` is one sentence; `lines` say which draft, how sure and what was confirmed; `next`: what to do, as
+    (why, command)."""
+
+    title: str
+    lines: list[str]
+    next: list[tuple[str, str]]
+    lead: Candidate | None
+
+
+def verdict(run: Run, found: Sequence[Candidate]) -> Verdict:
+    """Does speculation pay, with which draft, how much, how sure; and what to do next."""
+    target, device = str(run.arguments.get("target", "the target")), str(run.info["device"].get("key", "this device"))
+    if not found:
+        return _unfinished(run, target, device)
+    measured = [item for item in found if item.measured_speedup is not None]
+    if measured:
+        lead = max(measured, key=lambda item: item.measured_speedup.value if item.measured_speedup else 0.0)
+        return _confirmed_verdict(run, found, lead, target, device)
+    lead = found[0]
+    score, gain = lead.score, lead.score.speedup
+    load = _own_load(run, lead)
+    believed, how, pays = gain, "predicted", "should pay"
+    if load is not None:
+        believed = load.best(_batch_size(run)).speedup
+        how, pays = "measured under load", "pays"
+        if load.synthetic:  # what acceptance the draft will reach stays as unsure as it was
+            believed = Estimate(believed.value, math.hypot(believed.std, gain.std), gain.source)
+            how, pays = "with synthetic acceptance", "should pay"
+    clear = abs(believed.value - 1.0) > 2 * believed.std
+    where = f"for {target} on {device}"
+    if believed.value > 1.0:
+        answer = f"Speculation {pays if clear else 'may pay'} {where}: {believed.value:.2f}x {how}"
+    else:
+        at_best = " at best" if load is None else ""
+        answer = f"Speculation {'does not' if clear else 'probably does not'} pay {where}: {believed.value:.2f}x {how}{at_best}"
+    alpha = score.alpha
+    lines = [
+        _draft_words(lead, score.gamma),
+        *_serving_lines(run, found, lead),
+        f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation)"
+        + ("" if clear else "; 1x, no gain, lies within two of them")
+        + f". Weakest part: {believed.source} ({SOURCES[believed.source]})."
+        + ("" if load is None else f" Predicted: {gain.value:.2f}x ± {gain.std:.2f}."),
+        f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source}); {break_even_words(score)}.",
+    ]
+    if lead.stage == "retrained":
+        lines.append("Not confirmed: this draft was trained further after its confirmation. Confirm it again.")
+    elif lead.trained and any(not load.synthetic for load in lead.loads):
+        lines.append("Not confirmed prompt by prompt: output with and without this draft has not been compared.")
+    elif lead.trained:
+        lines.append("Not confirmed: the draft has weights, and alpha was measured on held-out text, but no engine has run it.")
+    elif lead.loads:
+        lines.append(
+            "Not confirmed: this draft has no weights yet; how often its tokens are accepted is prediction from its shape."
+        )
+    else:
+        lines.append("Not confirmed: no draft has weights yet; all of this is prediction from shapes.")
+    ties = [str(item.rank) for item in found if item.group == lead.group and item is not lead]
+    if ties:
+        lines.append(f"Cannot be told apart from it: rank {', '.join(ties)}. Choose by size, or train and confirm more than one.")
+    return Verdict(answer + ".", lines, _next(run, lead, believed.value > 1.0), lead)
+
+
+def _batch_size(run: Run) -> int:
+    return max(1, int(run.arguments.get("batch_size") or 1))
+
+
+def _own_load(run: Run, lead: Candidate) -> LoadReport | None:
+    """What the very engine that the run predicts for did at the run's batch size: synthetic acceptance for a lead without
+    weights, its own for a trained one; None without such a measurement."""
+    batch, engine = _batch_size(run), run.arguments.get("engine") or "transformers"
+    for load in lead.loads:
+        if load.engine == engine and batch in load.concurrencies and load.synthetic != lead.trained:
+            return None if load_is_stale(lead, load) else load
+    return None
+
+
+def _serving_lines(run: Run, found: Sequence[Candidate], lead: Candidate) -> list[str]:
+    """What was measured under load, of the lead and of others that ran, and the lead's schedule. Never called a confirmation
+    where acceptance was synthetic."""
+    lines = []
+    others = [item for item in found if item is not lead and item.loads]
+    for item in (lead, *others[:LOADS_SHOWN]):
+        lines += [_load_words(run, item, load, "" if item is lead else f"rank {item.rank}, ") for load in item.loads]
+    if lead.schedule is not None:
+        schedule = lead.schedule
+        lines.append(f"Gamma by batch size, predicted for {engine_name(schedule.engine)}: {ranges_words(schedule.ranges)}.")
+    return lines
+
+
+def _load_words(run: Run, item: Candidate, load: LoadReport, who: str) -> str:
+    where = f"in {engine_name(load.engine)} {load.engine_version}".rstrip()
+    alpha = item.score.alpha
+    if not load.synthetic:
+        start = f"{who}under load {where}, with the draft's own acceptance"
+    elif item.trained:
+        start = f"{who}{where} with synthetic acceptance at predicted rates, not the draft's own"
+    else:
+        start = f"{who}not trained yet; {where} with synthetic acceptance at the predicted alpha"
+        if load.asked and abs(load.asked[0] - alpha.value) > max(2 * alpha.std, 0.005):
+            start += f" ({load.asked[0]:.2f}; its score now says {alpha.value:.2f} ± {alpha.std:.2f})"
+    first = load.headline(_batch_size(run))
+    rows = [first, *(load.best(number) for number in load.concurrencies if number != first.concurrency)]
+    gains = []
+    for row in rows[:CONCURRENCIES_SHOWN]:
+        asked = "" if row.predicted is None or not row.gamma else f", predicted {row.predicted.value:.2f}x"
+        flight = (
+            f"{row.concurrency} request{'s' if row.concurrency > 1 else ''} in flight" if row is first else str(row.concurrency)
+        )
+        gains.append(f"{row.speedup.value:.2f}x at {flight} ({f'gamma {row.gamma}' if row.gamma else 'off'}{asked})")
+    more = ", best of the gammas that ran" if len({row.gamma for row in load.rows}) > 1 else ""
+    stale = " Alpha was measured anew since." if load_is_stale(item, load) else ""
+    return f"{start[:1].upper()}{start[1:]}: {', '.join(gains)}{more}.{stale}"
+
+
+def _confirmed_verdict(run: Run, found: Sequence[Candidate], lead: Candidate, target: str, device: str) -> Verdict:
+    data, gain = lead.confirmed or {}, lead.measured_speedup
+    assert gain is not None
+    interval = data.get("speedup_interval") or [gain.value - 1.645 * gain.std, gain.value + 1.645 * gain.std]
+    where = f"for {target} on {device}"
+    if interval[0] > 1.0:
+        answer = f"Speculation pays {where}: {gain.value:.2f}x, measured"
+    elif interval[1] < 1.0:
+        answer = f"Speculation does not pay {where}: {gain.value:.2f}x, measured"
+    else:
+        answer = f"Too close to call {where}: {gain.value:.2f}x, measured, and 1x lies within the error"
+    rates = f"{data['baseline_tokens_per_s']:.1f} tokens/s alone, {data['tokens_per_s']:.1f} with the draft"
+    lines = [
+        _draft_words(lead, data["gamma"]),
+        f"Confirmed in {data['engine']} {data['engine_version']} on {data['prompts']} held-out prompts, interleaved: {rates}.",
+        f"How sure: 5-95 % of the bootstrap over prompts lie between {interval[0]:.2f}x and {interval[1]:.2f}x.",
+    ]
+    if data.get("disturbed"):
+        lines.append(
+            f"WARNING: the machine was disturbed: all tokens over all seconds give {data['speedup_pooled']:.2f}x, the median "
+            f"over prompts {gain.value:.2f}x. Stop other work and confirm again."
+        )
+    if data.get("relative_error") is not None:
+        expected = as_estimate(data["predicted_speedup"]).value
+        lines.append(f"It had been predicted at {expected:.2f}x, {data['relative_error']:+.1%} off.")
+    lines.append(identity_words(data))
+    lines += _serving_lines(run, found, lead)
+    faster = [item for item in found if item.measured_speedup is None and item.score.speedup.value > gain.value]
+    if faster:
+        gains = [(item.rank, item.score.speedup) for item in faster[:3]]
+        names = ", ".join(f"rank {rank} ({predicted.value:.2f}x ± {predicted.std:.2f})" for rank, predicted in gains)
+        lines.append(f"Predicted above that but not confirmed: {names}.")
+    return Verdict(answer + ".", lines, _next(run, lead, gain.value > 1.0), lead)
+
+
+def _unfinished(run: Run, target: str, device: str) -> Verdict:
+    trials = complete_trials(run)
+    asked = run.arguments.get("trials")
+    lines = ["Nothing is ranked yet: best/ is empty, so there is no answer to show."]
+    if trials:
+        lines.append(f"{len(trials)} scored trials are in trials.csv.")
+    elif run.storage_file.is_file():
+        lines.append("journal.log holds the trials that were finished" + (f" (of {asked} asked for)." if asked else "."))
+    trained = len(list(run.path.glob("finalists/*/training.json")))
+    if trained:
+        lines.append(f"{trained} finalists have been trained (finalists/).")
+    given = [name for name in ("target", "gpu", "space") if run.arguments.get(name)]
+    options = " ".join(f"--{name} {shlex.quote(str(run.arguments[name]))}" for name in given)
+    command = f"archsearch search {options} --run {shell_path(run.path)}"
+    why = "Continue the search with the arguments it was started with (run.yaml lists them all)"
+    return Verdict(f"This search for {target} on {device} has not finished.", lines, [(why, command)], None)
+
+
+def _draft_words(lead: Candidate, gamma: int) -> str:
+    score = lead.score
+    return f"Draft: rank {lead.rank}, {score.architecture.label()}, {millions(score.parameters)} parameters, gamma {gamma}."
+
+
+def _next(run: Run, lead: Candidate, pays: bool) -> list[tuple[str, str]]:
+    path, rank = shell_path(run.path), f"--rank {lead.rank}"
+    train = f"archsearch train {path} {rank} --budget 30m"
+    confirm = f"archsearch confirm {path} {rank}"
+    export = f"archsearch export {path} {rank} --output draft-rank-{lead.rank}"
+    then_export = ("Then write a folder that engines load", export)
+    if not lead.trained:
+        device = run.info["device"].get("key", "the device")
+        steps = [(f"Give the draft weights, distilled from the target (needs the target's weights; on {device})", train)]
+        return steps + ([("Then measure it in the engine", confirm), then_export] if pays else [])
+    if lead.measured_speedup is None:
+        steps = [("Measure it in the engine", confirm)]
+        return steps + [then_export if pays else ("Or train it further; alpha may rise", train)]
+    steps = [("Write a folder that engines load", export)] if pays else []
+    return steps + [("Train it further; alpha may rise", train), ("Then measure it again", confirm)]

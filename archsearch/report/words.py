@@ -1,0 +1,84 @@
+"""How numbers, paths and states read in the report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.estimate import Estimate
+from archsearch.search.objective import Score
+
+# What the sources of an Estimate mean to a reader.
+SOURCES: Final = {
+    "measured": "counted or timed on this draft",
+    "modelled": "from a model fitted to measurements of this device",
+    "prior": "expected from published drafts of like shape; not measured here",
+    "roofline": "from the device's datasheet; not measured here",
+    "published": "from a publication",
+    "given": "given on the command line",
+}
+# Bits after the leading one: the spacing of neighbouring numbers is 2^(exponent - bits).
+MANTISSA_BITS: Final = {"bfloat16": 7, "float16": 10, "float32": 23}
+
+
+ENGINE_NAMES: Final = {"vllm": "vLLM", "openvino": "OpenVINO"}
+
+
+def engine_name(name: str) -> str:
+    """An engine as its makers write it."""
+    return ENGINE_NAMES.get(name, name)
+
+
+def slowdown_words(slowdown: float | None) -> str:
+    """What was done to measured times before their part in an error was worked out; "" where nothing was."""
+    if slowdown is None or abs(slowdown - 1.0) < 0.005:
+        return ""
+    return f" For these parts, measured times are divided by the machine's slowdown against the profile, {slowdown:.2f}."
+
+
+def break_even_words(score: Score) -> str:
+    needed = score.break_even_alpha
+    if needed is None:
+        return f"no alpha makes this draft pay at gamma {score.gamma}"
+    if needed.value <= 0:
+        return "it pays at any alpha"
+    return f"it pays above alpha {needed.value:.2f} ± {needed.std:.2f} ({needed.source})"
+
+
+def identity_words(data: Mapping[str, Any]) -> str:
+    """One sentence about whether the output is the target's own."""
+    identity, exact = data.get("identical_output"), data.get("identical_output_float32")
+    dtype = data.get("dtype", "the run's dtype")
+    if not isinstance(identity, Mapping):
+        words = f"Identical output: {identity}"
+    elif not identity["prompts"]:
+        words = "Output was sampled (temperature above 0), so answers are not compared token by token"
+    else:
+        same, asked = identity["identical"], identity["prompts"]
+        words = f"Output with and without the draft: {same} of {asked} answers identical in {dtype}"
+        if identity.get("differences"):
+            gaps = [abs(item["logit_gap"]) for item in identity["differences"] if item.get("logit_gap") is not None]
+            words += f" (the others part where two tokens' logits differ by at most {max(gaps):.3g})" if gaps else ""
+    if isinstance(exact, Mapping):
+        words += f"; {exact['identical']} of {exact['prompts']} in float32"
+    return words + "."
+
+
+def shell_path(path: Path) -> str:
+    """Relative to the working directory where that is shorter, quoted for a shell."""
+    try:
+        path = path.resolve().relative_to(Path.cwd().resolve())
+    except ValueError:
+        pass
+    return shlex.quote(str(path))
+
+
+def as_estimate(value: Any) -> Estimate:
+    """An Estimate out of its dict, or out of a bare number (std unknown counts as 0)."""
+    return Estimate.from_dict(dict(value)) if isinstance(value, Mapping) else Estimate(float(value), 0.0, "measured")
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M" if count >= 1e7 else f"{count / 1e6:.1f}M"
