@@ -291,7 +291,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
         remarks.append("WARNING: the machine was disturbed while this ran (pooled and median speed-up differ): confirm again.")
     lines = [
         f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']} held-out prompts, "
-        f"draft {result['architecture']}.",
+        f"draft {result['architecture']}, {human_time(result['seconds'])}.",
         "",
         table(
             rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,17 @@ def optional_engine(context: click.Context, parameter: click.Parameter, value: s
     return None if value is None else engine_choice(context, parameter, value)
 
 
+def absolute(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
+    """An absolute path, links kept: a bare `python` would otherwise be looked for on the PATH when it is run."""
+    return None if value is None else Path(os.path.abspath(value.expanduser()))
+
+
 def engine_python_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--engine-python",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="PATH",
+        callback=absolute,
         help="Interpreter of the engine's own environment (default: the one `archsearch engine install` made).",
     )(function)
 

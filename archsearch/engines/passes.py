@@ -25,7 +25,8 @@ GAMMAS: Final = ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1), (2, 4, 2, 5), (3, 1, 
 """For each draft its gamma at each of BATCHES: between them they cover the pairs."""
 RATE: Final = 0.7  # synthetic acceptance of each draft token, given those before
 CONTEXT_STEP: Final = 64
-MIN_STEPS: Final = 5
+MIN_STEPS: Final = 16
+MOST_TIMES: Final = 200  # of a row that are kept, evenly over the run
 
 
 @dataclass
@@ -127,7 +128,8 @@ class StepRows:
         return [*rows, *sorted(passes, key=_marks)]
 
     def _row(self, kind: str, shape: dict[str, Any], cache: str, times: Sequence[float], slowdown: float) -> Measurement:
-        return Measurement(kind, freeze_shape(shape), self.dtype, self.mode, cache, tuple(times), slowdown)
+        step = -(-len(times) // MOST_TIMES)
+        return Measurement(kind, freeze_shape(shape), self.dtype, self.mode, cache, tuple(times[::step]), slowdown)
 
 
 def _marks(row: Measurement) -> bool:

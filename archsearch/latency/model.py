@@ -342,6 +342,17 @@ class LatencyModel:
         return Estimate(known["round_s"] + gamma * known["token_s"], known["std_s"], "measured")
 
     @property
+    def largest_batch(self) -> int | None:
+        """The largest batch of a pass that was measured on a CPU, where larger ones are guesses; None on GPUs, whose op rows span
+        the batches."""
+        if self.profile.device.get("kind") != "cpu":
+            return None
+        if self.engine_ is not None:
+            return self.engine_.largest_batch
+        rows = self.profile.select("forward", self.dtype, self.mode)
+        return max((int(row.sizes()["batch"]) for row in rows), default=1)
+
+    @property
     def engines(self) -> tuple[str, ...]:
         """Engines whose overhead or own passes the profile holds."""
         own = known_engines(self.profile, self.dtype, self.mode)

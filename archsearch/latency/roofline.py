@@ -29,6 +29,7 @@ class RooflineLatency:
     """`LatencyModel`'s answers from a datasheet. What `engine` adds is unknown and taken as 0; how it runs a draft counts."""
 
     engines: tuple[str, ...] = ()
+    largest_batch: int | None = None
 
     def __init__(self, device: Device, dtype: str, mode: str, engine: str | None = None) -> None:
         self.device, self.dtype, self.mode, self.engine = device, dtype, mode, engine

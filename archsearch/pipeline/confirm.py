@@ -21,6 +21,7 @@ from archsearch.architecture.hf_config import read_architecture
 from archsearch.engines.registry import DUMMY_ENGINES
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
+from archsearch.export import vllm_config
 from archsearch.files import write_json
 from archsearch.finalists import TrainedDraft, Workshop, load_trained
 from archsearch.pipeline.candidates import write_report
@@ -435,6 +436,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
         "architecture": score.architecture.label(),
         "dtype": session.source.dtype,
         "synthetic": synthetic,
+        "alpha": alpha.to_dict(),
         "asked_acceptance_by_position": by_position[: max(gammas)] if synthetic else None,
         "context": context,
         "slowdown": slowdown if slowdowns[0] is not None else None,
@@ -619,16 +621,27 @@ def write_shape(arch: Architecture, folder: Path) -> Path:
 def schedule_rank(
     session: SearchSession, rank: int, engine: str | None = None, batch_sizes: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """The best gamma at each batch size of a candidate, by the latencies of `engine`; written to best/<rank>/schedule.json."""
+    """The best gamma at each batch size of a candidate, by the latencies of `engine`; written to best/<rank>/schedule.json.
+
+    Without `batch_sizes`: up to 256, on a CPU up to twice the largest batch of which passes were measured.
+    vLLM's speculative_config.json of the rank gets the schedule too.
+    """
     from archsearch.pipeline.schedule import BATCH_SIZES
 
     name = engine or session.request.engine
     score, folder = session.run.score(rank), session.run.best_dir(rank)
     scorer, words = serving_scorer(session, name)
     alpha, taus, _ = acceptance_of(scorer, score, folder)
-    sizes = sorted({1, *(batch_sizes or BATCH_SIZES)})  # a schedule begins at batch size 1
+    largest = scorer.latency.largest_batch
+    usual = [size for size in BATCH_SIZES if largest is None or size <= 2 * largest]
+    sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
     points = schedule_points(scorer, score.architecture, alpha, taus, session.source.device, sizes)
     data = write_schedule(folder, points, name, words)
+    gammas = [gamma for _, _, gamma in data["ranges"]]
+    if name == "vllm" and max(gammas):
+        ranks = scorer.workload.tensor_parallel
+        config = vllm_config(str(folder), max(gammas), tuple((a, b, c) for a, b, c in data["ranges"]), ranks)
+        write_json(folder / "speculative_config.json", config)
     return {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), **data}
 
 

@@ -31,8 +31,8 @@ _WINDOW: Final = (
     "Speed-up measured: median over prompts."
 )
 _BRINGS: Final = (
-    " Of the speed-up's error: what the term brings to it, positive where it makes the prediction too high; they add up to the "
-    "error. Rest: the speed-up is a median over prompts, which medians of terms do not give exactly."
+    " Part of the speed-up's error: what the term brings to it, positive where it makes the prediction too high; they add up to "
+    "the error. Rest: the speed-up is a median over prompts, which medians of terms do not give exactly."
 )
 
 
@@ -156,7 +156,7 @@ def _term_table(data: Mapping[str, Any]) -> str:
     rates = f"{data['baseline_tokens_per_s']:.1f}, {data['tokens_per_s']:.1f}"
     last: list[Cell | str] = [text_cell("tokens/s: target alone, with draft"), "", Cell(rates, "measured"), "", ""]
     rows.append([*last, ""] if shares else last)
-    header = ("term", "predicted", "measured", "relative error", "in std", *(["of the speed-up's error"] if shares else []))
+    header = ("term", "predicted", "measured", "relative error", "in std", *(["part of the speed-up's error"] if shares else []))
     return html_table(header, rows)
 
 

@@ -24,6 +24,11 @@ from archsearch.workload import Workload
 class Latency(Protocol):
     """What the score asks of a latency model; `archsearch.latency.model.LatencyModel` is the real one."""
 
+    @property
+    def largest_batch(self) -> int | None:
+        """The largest batch of which passes were measured; None where that is no limit."""
+        ...
+
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One target pass on 1 token per sequence."""
         ...

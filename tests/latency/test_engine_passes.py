@@ -84,6 +84,20 @@ def test_unseen_shapes_batches_and_gammas(profile: Profile) -> None:
         assert passes.plain_s(batch) == pytest.approx(rest_s(0, batch), rel=0.03)
 
 
+def test_a_jump_of_the_kernels_is_believed_where_it_was_measured() -> None:
+    profile = profile_of()
+    for key, row in list(profile.rows.items()):
+        sizes = row.sizes()
+        if row.kind == "pass" and sizes["role"] == "target" and sizes["tokens"] == 2:
+            slow = tuple(1.3 * seconds for seconds in row.times_s)
+            profile.rows[key] = Measurement(row.kind, row.shape, row.dtype, row.mode, row.cache, slow)
+    passes = EnginePasses(profile, "float32", "eager", "vllm")
+    found = passes.forward_s(TARGET, batch=1, tokens=2, context=200, cold=True, is_target=True)
+    assert found.value == pytest.approx(1.3 * law_s(TARGET, 1, 2, 200, True), rel=0.06)
+    between = passes.forward_s(TARGET, batch=1, tokens=3, context=200, cold=True, is_target=True)
+    assert between.value < found.value and found.std > 0
+
+
 def test_what_was_learnt_is_told(profile: Profile) -> None:
     summary = EnginePasses(profile, "float32", "eager", "vllm").summary()
     assert summary["rows"] == len([row for row in profile.rows.values() if row.kind == "pass"])

@@ -106,13 +106,13 @@ def test_terms_the_engine_told_are_shown_with_what_each_brings(run_of):
     run = run_of("confirmed")
     before = flat(page_of(run))
     untold = "draft, verify and overhead have no measured value of their own"
-    assert untold in before and "of the speed-up's error" not in before
+    assert untold in before and "part of the speed-up's error" not in before
     tell_terms(run)
     page = page_of(run)
     text = flat(page)
     assert untold not in text and "measured draft, verify, overhead are medians over whole rounds" in text
     assert "12.30 measured" in text and "45.60 measured" in text and "3.70 measured" in text
-    section = text[text.index("of the speed-up's error") :]
+    section = text[text.index("part of the speed-up's error") :]
     shares = error_shares(read_terms(run.confirmed(1)["error_by_term"]), 0.031)
     assert sum(shares.values()) == pytest.approx(0.031, abs=1e-12)
     for name, share in shares.items():
@@ -121,7 +121,7 @@ def test_terms_the_engine_told_are_shown_with_what_each_brings(run_of):
     tell_terms(run, verify_s=None, rest_s=None, error_by_term=None)
     part = flat(page_of(run))
     assert "measured draft are medians" in part and "It did not tell verify, overhead" in part and "12.30 measured" in part
-    assert "of the speed-up's error" not in part
+    assert "part of the speed-up's error" not in part
 
 
 def test_shares_of_the_error_add_up_and_keep_their_signs():

@@ -153,3 +153,20 @@ def test_wide_and_shallow_wins_where_launches_decide_but_not_with_one_layer(roof
     best = max((scorer(shape(n, h)) for n in range(1, 25) for h in (1024, 2048, 4096)), key=lambda s: s.speedup.value)
     assert best.architecture.hidden_size == 4096 and 2 <= best.architecture.num_hidden_layers <= 8
     assert math.isfinite(best.speedup.std)
+
+
+def test_another_batch_is_another_workload_of_the_same_scorer(make_scorer):
+    scorer = make_scorer(workload=Workload(context_len=128))
+    other = scorer.at_batch(16)
+    assert other.workload == Workload(batch_size=16, context_len=128) and scorer.workload.batch_size == 1
+    assert other.gammas == scorer.gammas and other.acceptance is scorer.acceptance and other.latency is scorer.latency
+    assert other.decode_s.value > scorer.decode_s.value  # asked anew, not remembered
+    assert other.at_batch(1)(DRAFT) == scorer(DRAFT)
+
+
+def test_another_engine_s_latency_keeps_the_rest(make_scorer, roofline):
+    scorer = make_scorer(limits=Limits(parameters(DRAFT), None))
+    slower = scorer.with_latency(roofline(bytes_per_s=6e9))
+    assert slower.decode_s.value > scorer.decode_s.value and slower.limits == scorer.limits
+    assert slower.workload == scorer.workload and slower.context == scorer.context
+    assert slower(DRAFT).alpha == scorer(DRAFT).alpha
