@@ -32,19 +32,13 @@ CONFIRM = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_cpu() -> Iterator[None]:
-    """One CPU for this module and its subprocesses: tiny models on several threads only wait for each other."""
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if before is None:
-        yield
-        return
+def one_thread() -> Iterator[None]:
+    """One thread for this module: tiny models on several threads only wait for each other."""
     import torch
 
     threads = torch.get_num_threads()
-    os.sched_setaffinity(0, {max(before)})
     torch.set_num_threads(1)
     yield
-    os.sched_setaffinity(0, before)
     torch.set_num_threads(threads)
 
 

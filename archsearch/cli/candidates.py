@@ -189,6 +189,8 @@ def load_text(result: dict[str, Any], run: Path, rank: int) -> str:
                 f"  {row['concurrency']} in flight: schedule {plus_minus(row['speedup'])} (gamma {row['gamma']}), best other "
                 f"{plus_minus(row['best_other_speedup'])} ({other}): {verdict}."
             )
+        overall = sorted(result["schedule"]["overall"].items(), key=lambda item: -item[1])
+        lines.append(f"Over these loads (geometric mean): {', '.join(f'{name} {value:.2f}' for name, value in overall)}.")
     if result.get("slowdown") is not None:
         lines.append(
             f"The machine ran {result['slowdown']:.2f} times slower than the profile's reference; that is taken out of the terms."
@@ -255,7 +257,7 @@ def schedule_text(result: dict[str, Any], run: Path, rank: int) -> str:
             "",
             table(rows, ("batch size", "gamma", "tau", "speed-up, predicted")),
             "",
-            f"Gamma by batch size: {ranges}.",
+            f"Gamma by batch size: {ranges}. {result['note']}".rstrip(),
             "",
             f"Next: archsearch confirm {run} --rank {rank} --engine vllm --schedule",
         ]

@@ -14,6 +14,7 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
 _STOP_S: Final = 10.0
 _KEPT_LINES: Final = 60
+_LOOK_S: Final = 0.25  # how often to look whether the child is still there
 
 
 class Child:
@@ -105,7 +107,7 @@ class Child:
         try:
             self._stdin.write(json.dumps(dict(request)) + "\n")
             self._stdin.flush()
-            line = self._answers.get(timeout=limit)
+            line = self._wait(limit)
         except (BrokenPipeError, ValueError, OSError):
             line = None
         except queue.Empty:
@@ -140,6 +142,21 @@ class Child:
             raise RunFailed(f"{self.name} is out of memory: {error}; lower --concurrency or --max-len, or use a smaller dtype")
         trace = f"\n{answer['trace'].rstrip()}" if kind == "bug" and answer.get("trace") else ""
         raise RunFailed(f"{self.name} failed: {error}{trace}")
+
+    def _wait(self, limit_s: float) -> str | None:
+        """The next line of the child; None when it ended without one, also where a process that it started lives on and keeps
+        its stdout open. Raises queue.Empty after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            ended = not self.running
+            left = deadline - time.monotonic()
+            try:
+                return self._answers.get(timeout=max(0.0, min(_LOOK_S, left)))
+            except queue.Empty:
+                if ended:  # before the wait: what it wrote last had time to come through
+                    return None
+                if left <= _LOOK_S:
+                    raise
 
     def _last_words(self) -> str:
         """The last line of its stderr that reads like an error, or just the last."""

@@ -306,6 +306,17 @@ def schedule_verdict(
     return rows
 
 
+def overall_speedups(
+    results: dict[tuple[str, int], LoadResult], names: Sequence[str], concurrencies: Sequence[int]
+) -> dict[str, float]:
+    """The geometric mean of each variant's speed-up over the concurrencies, and `off` = 1: one setting for all loads."""
+    means = {"off": 1.0}
+    for name in names:
+        logs = [np.log(speedup.value) for number in concurrencies if (speedup := results[name, number].speedup) is not None]
+        means[name] = float(np.exp(np.mean(logs)))
+    return means
+
+
 def schedule_ranges(points: Sequence[tuple[int, int]]) -> Schedule:
     """Ranges (first, last, gamma) out of the best gamma at ascending batch sizes; each holds up to the middle to the next.
 

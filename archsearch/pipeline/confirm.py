@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from archsearch.engines.load import LoadResult, Variant
 
 LOAD_FILE: Final = "load-{engine}.json"
+RIVAL_GAMMAS: Final = (1, 3, 5)
 PARTIAL_FILE: Final = "partial-{what}-{engine}.json"
 TERMS: Final = ("tau", "decode_s", "draft_s", "verify_s", "overhead_s")
 
@@ -353,7 +354,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     With synthetic acceptance the engine accepts by chance at the predicted rates: times are real, the text is not the target's.
     """
     from archsearch.engines.engine import Sampling
-    from archsearch.engines.load import measure_load, schedule_ranges, schedule_verdict
+    from archsearch.engines.load import measure_load, overall_speedups, schedule_ranges, schedule_verdict
     from archsearch.engines.registry import make_engine
 
     run = session.run
@@ -375,7 +376,9 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
         raise ArchsearchError(
             f"target and draft at {missing[0]} requests do not fit {device.key}; lower --concurrency or --context"
         )
-    gammas = sorted(set(request.gammas)) or sorted({max(1, points[number].gamma) for number in concurrencies})
+    # A schedule is held against fixed gammas below and above its own too.
+    usual = {gamma for gamma in RIVAL_GAMMAS if gamma in taus} if request.schedule else set()
+    gammas = sorted(set(request.gammas)) or sorted({max(1, points[number].gamma) for number in concurrencies} | usual)
     beyond = [gamma for gamma in gammas if gamma not in taus or (synthetic and gamma > len(by_position))]
     if beyond:
         known = min(max(taus), len(by_position)) if synthetic else max(taus)
@@ -452,6 +455,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
         data["schedule"] = {
             "ranges": [list(entry) for entry in variants[-1].schedule],
             "verdict": schedule_verdict(results, variants[-1].name, fixed, concurrencies),
+            "overall": overall_speedups(results, [variants[-1].name, *fixed], concurrencies),
         }
     write_json(folder / LOAD_FILE.format(engine=name), data)
     return data
@@ -637,12 +641,18 @@ def schedule_rank(
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
     points = schedule_points(scorer, score.architecture, alpha, taus, session.source.device, sizes)
     data = write_schedule(folder, points, name, words)
+    most = points[-1].batch_size
+    note = ""
+    if most < sizes[-1]:
+        note = f"Above batch size {most} the KV caches do not fit {session.source.device.key}."
+    elif not batch_sizes and largest is not None:
+        note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
     gammas = [gamma for _, _, gamma in data["ranges"]]
     if name == "vllm" and max(gammas):
         ranks = scorer.workload.tensor_parallel
         config = vllm_config(str(folder), max(gammas), tuple((a, b, c) for a, b, c in data["ranges"]), ranks)
         write_json(folder / "speculative_config.json", config)
-    return {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), **data}
+    return {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), "note": note, **data}
 
 
 __all__ = [

@@ -201,7 +201,10 @@ def _next(run: Run, lead: Candidate, pays: bool) -> list[tuple[str, str]]:
     then_export = ("Then write a folder that engines load", export)
     if not lead.trained:
         device = run.info["device"].get("key", "the device")
-        steps = [(f"Give the draft weights, distilled from the target (needs the target's weights; on {device})", train)]
+        steps = []
+        if str(run.arguments.get("engine")) == "vllm" and not lead.loads and pays:
+            steps.append(("Prove the shape before training it: its real cycle, at the predicted alpha", f"{confirm} --synthetic"))
+        steps += [(f"Give the draft weights, distilled from the target (needs the target's weights; on {device})", train)]
         return steps + ([("Then measure it in the engine", confirm), then_export] if pays else [])
     if lead.measured_speedup is None:
         steps = [("Measure it in the engine", confirm)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from archsearch.engines.engine import EnginePrompt, EngineStep, Sampling
-from archsearch.engines.load import Variant, full_steps, measure_load, schedule_ranges, schedule_verdict
+from archsearch.engines.load import Variant, full_steps, measure_load, overall_speedups, schedule_ranges, schedule_verdict
 from archsearch.errors import ArchsearchError, RunFailed
 from tests.engines.made_up import MadeUpEngine
 
@@ -132,6 +132,10 @@ def test_a_schedule_beats_off_and_every_fixed_gamma() -> None:
     assert results["schedule", 1].gamma == 3 and results["schedule", 32].gamma == 0
     verdict = schedule_verdict(results, "schedule", ["gamma 1", "gamma 3"], [1, 32])
     assert [row["gamma"] for row in verdict] == [3, 0] and all(row["holds"] for row in verdict)
+    overall = overall_speedups(results, ["schedule", "gamma 1", "gamma 3"], [1, 32])
+    assert max(overall, key=overall.__getitem__) == "schedule" and overall["off"] == 1.0
+    one, many = (results["schedule", number].speedup for number in (1, 32))
+    assert one is not None and many is not None and overall["schedule"] == pytest.approx((one.value * many.value) ** 0.5)
     wrong = Variant("schedule", "d", 3, rates, ((1, 8, 1), (9, 32, 3)))
     results = measure_load(lambda variant: MadeUpEngine(), "t", [*variants[:2], wrong], PROMPTS, [1, 32], SAMPLING, repeats=7)
     verdict = schedule_verdict(results, "schedule", ["gamma 1", "gamma 3"], [1, 32])
