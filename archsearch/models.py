@@ -448,11 +448,15 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    hub_log = logging.getLogger("huggingface_hub")  # tells every retry of a hub that cannot be reached, twice
+    hub_level = hub_log.level
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    hub_log.setLevel(logging.ERROR)
     try:
         yield
     finally:
+        hub_log.setLevel(hub_level)
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()

@@ -315,7 +315,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
         *remarks,
         f"Same output as the target alone: {same['identical']} of {same['prompts']} in {result['dtype']}"
         + (
-            f" (largest gap of the two logits where they part: {max(d['logit_gap'] or 0 for d in same['differences']):.3f})"
+            f" (largest gap of the two logits where they part: {max(abs(d['logit_gap'] or 0) for d in same['differences']):.3f})"
             if same["differences"]
             else ""
         )
