@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from archsearch.engines import registry
-from archsearch.engines.load import LoadResult
+from archsearch.engines.load import LoadResult, Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.hardware.identify import identify_cpu
 from archsearch.pipeline import (
@@ -203,7 +203,8 @@ def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(session: SearchS
         None, None, (alone,),
     )  # fmt: skip
     rows = {("schedule", 1): result, ("alone", 1): replace(result, variant="alone", speedup=None)}
-    row = confirm_module._load_row(scorer, arch, session.run.score(1).alpha, {}, rows, "schedule", 1, 0, 64)
+    off = Variant("schedule", "draft", 3, schedule=((1, 1, 0), (2, 4, 3)))
+    row = confirm_module._load_row(scorer.at_context(64), arch, session.run.score(1).alpha, {}, rows, off, 1, 1.0)
     idle = scorer.at_context(64).latency.idle_draft_s(arch, scorer.workload).value
     decode = scorer.at_context(64).decode_s.value
     assert 0 < idle < decode and row["predicted_speedup"]["value"] == pytest.approx(decode / (decode + idle))

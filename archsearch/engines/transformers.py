@@ -188,10 +188,10 @@ class TransformersEngine:
         input_ids = torch.tensor([prompt.token_ids], device=target.device)
         config = _generation_config(target, sampling)
         clock = RoundClock()
-        gamma_set = _fixed_gamma(self.draft, self.gamma)
+        defaults = _own_defaults(target, self.draft, self.gamma)
         processors, hooks = self._processors(sampling, config, prompt)
         passes = PassClock(target, self.draft)
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]), quiet_transformers(), gamma_set:
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]), quiet_transformers(), defaults:
             torch.manual_seed(sampling.seed)
             started = time.perf_counter()
             output = target.generate(  # type: ignore[operator]
@@ -326,17 +326,18 @@ def _processors(sampling: Sampling) -> LogitsProcessorList:
 
 
 @contextmanager
-def _fixed_gamma(draft: PreTrainedModel | None, gamma: int) -> Iterator[None]:
-    """transformers reads gamma from the draft's own generation_config; set it there for one call."""
-    if draft is None:
-        yield
-        return
-    settings = gamma_settings(gamma)
-    saved = {name: getattr(draft.generation_config, name) for name in settings}
+def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, gamma: int) -> Iterator[None]:
+    """For one call, nothing comes from the models' own generation_config but gamma, which transformers reads from the draft's.
+
+    transformers fills what a call leaves out (None) from there: a text that is to go on after the end token would stop at the
+    model's own, and a draft would stop drafting at its own.
+    """
+    saved = [(model, model.generation_config) for model in (target, draft) if model is not None]
     try:
-        for name, value in settings.items():
-            setattr(draft.generation_config, name, value)
+        target.generation_config = GenerationConfig()
+        if draft is not None:
+            draft.generation_config = GenerationConfig(**gamma_settings(gamma))
         yield
     finally:
-        for name, value in saved.items():
-            setattr(draft.generation_config, name, value)
+        for model, config in saved:
+            model.generation_config = config

@@ -26,7 +26,7 @@ from archsearch.files import write_json
 from archsearch.finalists import TrainedDraft, Workshop, load_trained
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.latency import choose_latency, machine_slowdown
-from archsearch.pipeline.schedule import acceptance_of, schedule_points, speedup_when_off, write_schedule
+from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, speedup_when_off, write_schedule
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
@@ -367,7 +367,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     concurrencies = sorted(set(request.concurrencies))
     check_choice(choice, name, synthetic=synthetic, schedule=request.schedule, concurrency=concurrencies[-1])
     scorer, words = serving_scorer(session, name)
-    alpha, taus, by_position = acceptance_of(scorer, score, folder)
+    alpha, taus, rates = acceptance_of(scorer, score, folder)
     device = session.source.device
     sizes = sorted({1, *concurrencies}) if request.schedule else concurrencies  # a schedule begins at batch size 1
     points = {point.batch_size: point for point in schedule_points(scorer, score.architecture, alpha, taus, device, sizes)}
@@ -379,16 +379,16 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     # A schedule is held against fixed gammas below and above its own too.
     usual = {gamma for gamma in RIVAL_GAMMAS if gamma in taus} if request.schedule else set()
     gammas = sorted(set(request.gammas)) or sorted({max(1, points[number].gamma) for number in concurrencies} | usual)
-    beyond = [gamma for gamma in gammas if gamma not in taus or (synthetic and gamma > len(by_position))]
+    beyond = [gamma for gamma in gammas if gamma not in taus or (synthetic and gamma not in rates)]
     if beyond:
-        known = min(max(taus), len(by_position)) if synthetic else max(taus)
+        known = min(max(taus), max(rates)) if synthetic else max(taus)
         raise ArchsearchError(f"acceptance is known for gamma 1 to {known}, not for {beyond[0]}; use a smaller --gamma")
     folders = DraftFolders(session, name)
     draft, target, dummy = folders.draft(score.architecture, folder, synthetic), *folders.target(synthetic)
-    variants = _variants(gammas, draft, by_position if synthetic else ())
+    variants = _variants(gammas, draft, rates if synthetic else {})
     if request.schedule:
         ranges = schedule_ranges([(number, points[number].gamma) for number in sizes])
-        variants.append(_scheduled(ranges, draft, by_position if synthetic else ()))
+        variants.append(_scheduled(ranges, draft, rates if synthetic else {}))
     asked = load_prompts(session, scorer, request, synthetic)
     sampling = Sampling(
         max_new_tokens=request.tokens,
@@ -427,7 +427,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     context = round(statistics.fmean(len(prompt.token_ids) for prompt in asked) + request.tokens / 2)
     local = scorer.at_context(context)
     rows = [
-        _load_row(local, score.architecture, alpha, taus, results, variant.name, number, variant.gamma_at(number), slowdown)
+        _load_row(local, score.architecture, alpha, taus, results, variant, number, slowdown)
         for variant in variants
         for number in concurrencies
     ]
@@ -440,7 +440,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
         "dtype": session.source.dtype,
         "synthetic": synthetic,
         "alpha": alpha.to_dict(),
-        "asked_acceptance_by_position": by_position[: max(gammas)] if synthetic else None,
+        "asked_acceptance_by_position": rates[max(gammas)] if synthetic else None,
         "context": context,
         "slowdown": slowdown if slowdowns[0] is not None else None,
         "repeats": request.repeats,
@@ -461,13 +461,13 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     return data
 
 
-def _variants(gammas: Sequence[int], draft: Any, by_position: Sequence[float]) -> list[Variant]:
+def _variants(gammas: Sequence[int], draft: Any, rates: Rates) -> list[Variant]:
     from archsearch.engines.load import Variant
 
-    return [Variant(f"gamma {gamma}", draft, gamma, tuple(by_position[:gamma])) for gamma in gammas]
+    return [Variant(f"gamma {gamma}", draft, gamma, tuple(rates.get(gamma, ()))) for gamma in gammas]
 
 
-def _scheduled(ranges: Any, draft: Any, by_position: Sequence[float]) -> Variant:
+def _scheduled(ranges: Any, draft: Any, rates: Rates) -> Variant:
     from archsearch.engines.load import Variant
 
     largest = max(gamma for _, _, gamma in ranges)
@@ -476,7 +476,7 @@ def _scheduled(ranges: Any, draft: Any, by_position: Sequence[float]) -> Variant
             "no gamma pays at any of these batch sizes, so the schedule is off and there is no draft to serve; leave --schedule "
             "out, or train further"
         )
-    return Variant("schedule", draft, largest, tuple(by_position[:largest]), tuple(ranges))
+    return Variant("schedule", draft, largest, tuple(rates.get(largest, ())), tuple(ranges))
 
 
 def _load_row(
@@ -485,14 +485,15 @@ def _load_row(
     alpha: Estimate,
     taus: dict[int, Estimate],
     results: dict[tuple[str, int], LoadResult],
-    variant: str,
+    variant: Variant,
     concurrency: int,
-    gamma: int,
     slowdown: float,
 ) -> dict[str, Any]:
     """Predicted beside measured of one variant at one concurrency. `slowdown`: of the machine, which predicted times know
-    nothing of; it is taken out of the terms and leaves the speed-up as it is."""
-    measured, alone = results[variant, concurrency], results["alone", concurrency]
+    nothing of; it is taken out of the terms and leaves the speed-up as it is. With synthetic acceptance tau is what was asked
+    for."""
+    gamma = variant.gamma_at(concurrency)
+    measured, alone = results[variant.name, concurrency], results["alone", concurrency]
     row = {**measured.to_dict(), "baseline_tokens_per_s": alone.tokens_per_s, "decode_s": alone.step_s}
     assert measured.speedup is not None
     local = scorer.at_batch(concurrency)
@@ -503,7 +504,10 @@ def _load_row(
             "relative_error": off.value / measured.speedup.value - 1.0,
             "error_by_term": None,
         }
-    predicted = local.measured(arch, alpha, taus, gammas=[gamma])
+    tau = taus[gamma]
+    if variant.synthetic:
+        tau = replace(tau, value=1.0 + sum(variant.synthetic[:gamma]))
+    predicted = local.measured(arch, alpha, {gamma: tau}, gammas=[gamma])
     counted = local.measured(arch, alpha, {gamma: Estimate(measured.tau, 0.0, "measured")}, gammas=[gamma])
     overhead = local.latency.overhead_s(local.target, local.workload, gamma)
     told = {

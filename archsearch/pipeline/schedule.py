@@ -45,9 +45,14 @@ class SchedulePoint:
         }
 
 
-def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> tuple[Estimate, dict[int, Estimate], list[float]]:
-    """alpha, tau by gamma and unconditional acceptance by position of a candidate: from its trace where it was trained, else
-    as its score foretells."""
+Rates = dict[int, list[float]]
+"""For each gamma the unconditional acceptance of its positions. A larger gamma starts more rounds right after a refusal, at hard
+places, so its first position is accepted less often."""
+
+
+def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> tuple[Estimate, dict[int, Estimate], Rates]:
+    """alpha, tau by gamma and acceptance by position of a candidate: from its trace where it was trained, else as its score
+    foretells."""
     from archsearch.acceptance.measured import Trace
     from archsearch.acceptance.replay import replay_tau
     from archsearch.finalists import load_trained
@@ -57,13 +62,15 @@ def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> t
     if folder is not None and (folder / "model.safetensors").is_file() and (folder / "trace.npz").is_file():
         trained = load_trained(score.architecture, folder)
         known = [gamma for gamma in scorer.gammas if gamma in trained.tau]
-        replayed = replay_tau(Trace.load(folder / "trace.npz"), max(known), resamples=0)
-        return trained.alpha, trained.tau, list(replayed.accepted_by_position)
+        trace = Trace.load(folder / "trace.npz")
+        rates = {gamma: list(replay_tau(trace, gamma, resamples=0).accepted_by_position) for gamma in known}
+        return trained.alpha, trained.tau, rates
     # The score knows alpha best (a climb learns it from short trainings); how it changes along a block is the estimator's.
     drift = scorer.acceptance.predict(score.architecture, scorer.context).drift
     positions = drifting_positions(score.alpha.value, drift.value, most)
     taus = {gamma: tau_estimate(score.alpha, gamma, drift) for gamma in scorer.gammas}
-    return score.alpha, taus, accepted_by_position(positions)
+    reach = accepted_by_position(positions)
+    return score.alpha, taus, {gamma: reach[:gamma] for gamma in scorer.gammas}
 
 
 def schedule_points(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def check_counts(results: Sequence[GenerationResult], gamma: int) -> None:
         assert sum(result.gaps_s) == pytest.approx(result.decode_seconds)
 
 
-# -- without a draft ---------------------------------------------------------------------------------------------------------------
+# -- without a draft -------------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_an_engine_and_says_which(subject: Subject) -> None:
@@ -176,7 +177,7 @@ def test_sampling_repeats_with_its_seed(subject: Subject) -> None:
     assert [r.token_ids for r in first] == [r.token_ids for r in again] != [r.token_ids for r in other]
 
 
-# -- with one ----------------------------------------------------------------------------------------------------------------------
+# -- with one --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
@@ -223,8 +224,8 @@ def test_steps_account_for_the_time(subject: Subject) -> None:
         assert len(step.draft_s) == len(step.draft_tokens) == GAMMA and all(seconds > 0 for seconds in step.draft_s)
         assert step.target_s and step.other_s is not None and step.other_s > 0
     written = 0
-    for step in steps[1:]:
-        written += steps[steps.index(step) - 1].written
+    for before, step in pairwise(steps):
+        written += before.written
         # The last token that was written is in the text, not yet in the cache: engines count it or not.
         assert 0 <= len(prompt.token_ids) + written - step.context <= 1
 
@@ -282,7 +283,7 @@ def test_a_schedule_is_obeyed_or_refused(subject: Subject, alone: list[tuple[int
         assert all(len(result.accepted_by_position) == GAMMA for result in results)
 
 
-# -- refusals, which need no engine that runs --------------------------------------------------------------------------------------
+# -- refusals, which need no engine that runs ------------------------------------------------------------------------------------
 
 
 def test_what_contradicts_itself_is_refused(subject: Subject) -> None:
@@ -318,7 +319,6 @@ def test_modules_are_taken_in_this_process_only_and_folders_everywhere(subject: 
 def test_it_can_be_started_again(subject: Subject, alone: list[tuple[int, ...]]) -> None:
     """By now it ran with other drafts, or none: nothing of that is left."""
     subject.stop()
-    assert subject.engine.steps() == () or subject.in_process
     results = subject.start(None, 0).generate(PROMPTS[:2], GREEDY)
     assert [result.token_ids for result in results] == alone[:2] and not any(result.rounds for result in results)
     subject.stop()
