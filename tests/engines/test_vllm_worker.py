@@ -253,3 +253,26 @@ def test_a_package_that_does_not_load_is_named(worker: ModuleType, tmp_path: Pat
     with pytest.raises(sys.modules["loop"].UserError, match="brokenvision .*operator nms.*pip uninstall -y absent brokenvision"):
         worker.check_loads("absent", "brokenvision")
     worker.check_loads("absent", "json")
+
+
+def test_even_chances_meet_the_asked_rates_soon(worker: ModuleType) -> None:
+    rates, rounds = (0.8, 0.5, 0.2), 60
+    conditional = torch.tensor([0.8, 0.5 / 0.8, 0.2 / 0.5])
+    chances = worker.EvenChances()
+    chances.begin(3)
+    drafted = torch.arange(3).repeat(2, 1).flatten()
+    counts = [0, 0, 0]
+    for _ in range(rounds // 2):  # two requests of three draft tokens a call
+        uniform = chances.like(torch.rand(6, dtype=torch.float64), torch.tensor([3, 6]), conditional)
+        output = torch.full((2, 4), -1)
+        worker.accept_by_chance(
+            output, torch.tensor([3, 6]), drafted, torch.full((6,), 9), torch.tensor([8, 8]), uniform, conditional, None
+        )
+        for row in output.tolist():
+            accepted = next(i for i, token in enumerate(row) if token in (8, 9))
+            for position in range(accepted):
+                counts[position] += 1
+    # Independent draws would be off by 0.06 on average here.
+    assert all(abs(count / rounds - rate) <= 0.035 for count, rate in zip(counts, rates, strict=True))
+    first = [chances.like(torch.rand(3), torch.tensor([3]), conditional).tolist() for _ in range(2) if chances.begin(5) is None]
+    assert first[0] == pytest.approx(first[1])
