@@ -90,6 +90,8 @@ RECIPES: Final[dict[str, Recipe]] = {
         torch="2.13.0",
         bytes={"cpu": 8 * _GB // 5, "gpu": 7 * _GB},
         environment={"OPENVINO_TELEMETRY_OPT_OUT": "1"},
+        name="LLMPipeline",
+        removable=("torchvision",),
     ),
 }
 """Every engine that runs in an environment of its own. Another version is one line here."""
