@@ -17,7 +17,7 @@ import archsearch.engines.openvino as openvino_module
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.environments import find_python
-from archsearch.engines.openvino import WORKER, OpenVinoEngine, worker_environment
+from archsearch.engines.openvino import WORKER, OpenVinoEngine
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models import build_draft, save_draft
 
@@ -130,7 +130,7 @@ def test_what_it_cannot_do_is_one_line(folders: tuple[Path, Path], tmp_path: Pat
         ((target, draft, 2), {"schedule": ((1, 4, 2), (5, 8, 1))}, "one gamma for all batch sizes"),
         ((target, draft, 0), {}, "gamma"),
         ((target, draft, 2), {}, "51 tokens, the target's 50"),
-        ((object(), None, 0), {}, "got a object"),
+        ((object(), None, 0), {}, "not a object"),
         ((tmp_path / "absent", None, 0), {}, "no config.json"),
         ((target, None, 0), {}, "cannot run"),
     ]
@@ -143,9 +143,9 @@ def test_what_it_cannot_do_is_one_line(folders: tuple[Path, Path], tmp_path: Pat
 
 
 def test_the_hub_is_left_alone_for_folders(folders: tuple[Path, Path]) -> None:
-    assert worker_environment(EngineSettings(threads=2), [str(folders[0])])["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in worker_environment(EngineSettings(), ["someone/model"])
-    assert worker_environment(EngineSettings(threads=2), [])["OMP_NUM_THREADS"] == "2"
+    assert OpenVinoEngine(EngineSettings(threads=2)).child_environment([str(folders[0])])["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in OpenVinoEngine(EngineSettings()).child_environment(["someone/model"])
+    assert OpenVinoEngine(EngineSettings(threads=2)).child_environment([])["OMP_NUM_THREADS"] == "2"
 
 
 # ------------------------------------------------------------------------------------------------------- the engine itself

@@ -14,7 +14,7 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import EnginePrompt, EngineSettings, EngineStep, GenerationResult, Sampling
 from archsearch.engines.environments import find_python
-from archsearch.engines.vllm import VllmEngine, worker_environment
+from archsearch.engines.vllm import VllmEngine
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.models import build_draft, save_draft
 
@@ -51,9 +51,9 @@ def _settings(**changes: object) -> EngineSettings:
 
 
 def test_the_hub_is_off_limits_only_for_folders(tmp_path: Path) -> None:
-    env = worker_environment(_settings(threads=3), [str(tmp_path)])
+    env = VllmEngine(_settings(threads=3)).child_environment([str(tmp_path)])
     assert env["OMP_NUM_THREADS"] == "3" and env["HF_HUB_OFFLINE"] == "1"
-    env = worker_environment(_settings(threads=None), [str(tmp_path), "org/model"])
+    env = VllmEngine(_settings(threads=None)).child_environment([str(tmp_path), "org/model"])
     assert "OMP_NUM_THREADS" not in env and "HF_HUB_OFFLINE" not in env
 
 
@@ -87,7 +87,7 @@ def test_an_interpreter_without_vllm_is_told(tmp_path: Path, monkeypatch: pytest
     from archsearch.engines import vllm
 
     script.write_text(f"import sys; sys.path.insert(0, {str(vllm.WORKER.parent)!r})\nimport vllm_worker; vllm_worker.main()\n")
-    monkeypatch.setattr(vllm, "WORKER", script)
+    monkeypatch.setattr(VllmEngine, "worker", script)
     with pytest.raises(ArchsearchError, match="there is no vLLM for .*archsearch engine install vllm"):
         _ = VllmEngine(_settings(python=python)).version
 
