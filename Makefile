@@ -6,7 +6,7 @@ TORCH_ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-slow test-all lint docs install clean
+.PHONY: demo test test-slow test-engines test-all lint docs install clean
 
 install: $(VENV)/installed
 
@@ -26,6 +26,12 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+# Installs vLLM and OpenVINO (5 GB, once, in archsearch's cache) and runs the tests in them; they are skipped elsewhere.
+test-engines: install
+	$(BIN)/archsearch engine install openvino
+	$(BIN)/archsearch engine install vllm
+	$(BIN)/python -m pytest -q -m "slow and not gpu" tests/engines tests/export
 
 test-all: test test-slow
 

@@ -111,13 +111,13 @@ class Child:
         except (BrokenPipeError, ValueError, OSError):
             line = None
         except queue.Empty:
-            self.close()
+            self.close(0.0)  # it hangs: nothing is gained by waiting for it
             raise RunFailed(
                 f"{self.name} did not answer {request.get('do', '')!r} within {limit:.0f} s and was stopped; "
                 "allow more time with --timeout, or ask for less"
             ) from None
         except BaseException:  # Ctrl-C: no process may stay behind
-            self.close()
+            self.close(0.0)
             raise
         if line is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,12 +165,12 @@ class Child:
         chosen = (telling or lines)[-1:]
         return f": {chosen[0].strip()[:300]}" if chosen else ""
 
-    def close(self) -> None:
-        """End the child and its process group: closing stdin first, then SIGTERM, then SIGKILL. Safe to call twice."""
+    def close(self, grace_s: float = _STOP_S) -> None:
+        """End the child and its process group: closing stdin first, after `grace_s` SIGTERM, then SIGKILL. Safe to call twice."""
         atexit.unregister(self.close)
         with contextlib.suppress(OSError, ValueError):
             self._stdin.close()
-        for number, wait_s in ((0, _STOP_S if self.running else 0.0), (signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
+        for number, wait_s in ((0, grace_s if self.running else 0.0), (signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
             if number:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, number)
