@@ -385,9 +385,13 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
         raise ArchsearchError(f"acceptance is known for gamma 1 to {known}, not for {beyond[0]}; use a smaller --gamma")
     folders = DraftFolders(session, name)
     draft, target, dummy = folders.draft(score.architecture, folder, synthetic), *folders.target(synthetic)
-    variants = _variants(gammas, draft, rates if synthetic else {})
     if request.schedule:
         ranges = schedule_ranges([(number, points[number].gamma) for number in sizes])
+        # An engine takes one set of rates, for the largest gamma. The fixed gammas get the same, so that only times differ.
+        common = rates[max([*gammas, *(gamma for _, _, gamma in ranges)])]
+        rates = {gamma: common[:gamma] for gamma in rates if gamma <= len(common)}
+    variants = _variants(gammas, draft, rates if synthetic else {})
+    if request.schedule:
         variants.append(_scheduled(ranges, draft, rates if synthetic else {}))
     asked = load_prompts(session, scorer, request, synthetic)
     sampling = Sampling(
