@@ -134,14 +134,17 @@ def confirm(
     prompts: Sequence[EnginePrompt],
     sampling: Sampling | None = None,
     *,
+    apart: bool = False,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> dict[int, Confirmation]:
     """Run every prompt with the target alone and with the draft at each gamma, back to back; one Confirmation per gamma.
 
-    Drift of the machine hits all alike: each prompt runs all variants, and the order is reversed every other prompt. One warm-up
-    per variant is not counted. Raises ArchsearchError for no prompts or gammas, RunFailed when the counts are empty or an engine
-    fails; its `results` are then those of the prompts that every variant had answered, without the check of identity.
+    Drift of the machine hits all alike: each prompt runs all variants, and the order is reversed every other prompt. `apart`: one
+    engine at a time is alive (they do not fit the memory together); the prompts then go in two halves, and the variants take the
+    second in reverse. A warm-up of each start is not counted. Raises ArchsearchError for no prompts or gammas, RunFailed when the
+    counts are empty or an engine fails; its `results` are then those of the prompts that every variant had answered, without the
+    check of identity.
     """
     gammas = sorted(set(gammas))
     if not prompts or not gammas:
@@ -151,33 +154,51 @@ def confirm(
     engines: dict[int, Engine] = {}
     results: dict[int, list[GenerationResult]] = {gamma: [] for gamma in variants}
     steps: dict[int, list[EngineStep]] = {gamma: [] for gamma in variants}
-    planned, done = len(variants) * (len(prompts) + 1), 0
-    try:
-        for gamma in variants:
+    warm_up = dataclasses.replace(sampling, max_new_tokens=min(_WARM_UP_TOKENS, sampling.max_new_tokens))
+    planned, done = len(variants) * len(prompts), 0
+
+    def ready(gamma: int) -> Engine:
+        if gamma not in engines:
+            if apart:
+                for other in engines.values():
+                    other.stop()
+                engines.clear()
+            _report(progress, "start and warm-up", done, planned)
             engines[gamma] = make_engine()
             engines[gamma].start(target, None if gamma == 0 else draft, gamma)
-        warm_up = dataclasses.replace(sampling, max_new_tokens=min(_WARM_UP_TOKENS, sampling.max_new_tokens))
-        for gamma in variants:
             engines[gamma].generate(prompts[:1], warm_up)
+        return engines[gamma]
+
+    try:
+        for gamma in variants if not apart else ():
+            ready(gamma)
+        for index, gamma in _order(len(prompts), variants, apart):
+            engine = ready(gamma)
+            results[gamma] += engine.generate([prompts[index]], sampling)
+            steps[gamma] += engine.steps()
             done += 1
-            _report(progress, "warm-up", done, planned)
-        for index, prompt in enumerate(prompts):
-            for gamma in variants if index % 2 == 0 else reversed(variants):
-                results[gamma] += engines[gamma].generate([prompt], sampling)
-                steps[gamma] += engines[gamma].steps()
-                done += 1
-                _report(progress, f"prompt {index + 1}/{len(prompts)}", done, planned)
-        return _summaries(engines[0], gammas, prompts, results, steps, sampling.temperature == 0, seed)
+            _report(progress, f"prompt {index + 1}/{len(prompts)}", done, planned)
+        greedy = sampling.temperature == 0
+        return _summaries(ready(0) if greedy else engines[gamma], gammas, prompts, results, steps, greedy, seed)
     except RunFailed as error:
         whole = min(len(rows) for rows in results.values())
         if whole:
             kept = {gamma: rows[:whole] for gamma, rows in results.items()}
             with contextlib.suppress(RunFailed):  # too little for a figure; identity would need the engine that failed
-                error.results = _summaries(engines[0], gammas, prompts[:whole], kept, steps, False, seed)
+                error.results = _summaries(next(iter(engines.values())), gammas, prompts[:whole], kept, steps, False, seed)
         raise
     finally:
         for engine in engines.values():
             engine.stop()
+
+
+def _order(prompts: int, variants: Sequence[int], apart: bool) -> list[tuple[int, int]]:
+    """(prompt, gamma) in the order in which they run: by prompt, or (`apart`) by variant within each half of the prompts."""
+    if not apart:
+        return [(i, gamma) for i in range(prompts) for gamma in (variants if i % 2 == 0 else reversed(variants))]
+    half = (prompts + 1) // 2
+    first = [(i, gamma) for gamma in variants for i in range(half)]
+    return first + [(i, gamma) for gamma in reversed(variants) for i in range(half, prompts)]
 
 
 def _summaries(

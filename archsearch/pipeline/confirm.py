@@ -208,7 +208,13 @@ def confirm_rank(
     try:
         with ProgressLine(f"confirm in {name}") as line:
             results = confirm(
-                factory(session.source.dtype), *sources(session.source.dtype), wanted, asked, sampling, progress=line
+                factory(session.source.dtype),
+                *sources(session.source.dtype),
+                wanted,
+                asked,
+                sampling,
+                apart=not inside and choice.server_url is None and _apart(session, score.architecture, len(wanted) + 1, 1),
+                progress=line,
             )
     except RunFailed as error:
         raise _kept(error, folder / PARTIAL_FILE.format(what="confirmed", engine=name), "prompts") from error
@@ -420,7 +426,9 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
                 repeats=request.repeats,
                 # every held-out prompt at least once over the repeats: tau differs more between prompts than times do
                 per_request=1 if synthetic else max(2, math.ceil(len(asked) / (request.repeats * concurrencies[-1]))),
-                apart=_apart(session, score.architecture, len(variants) + 1, max(concurrencies)),
+                apart=choice.server_url is None
+                and not folders.inside
+                and _apart(session, score.architecture, len(variants) + 1, max(concurrencies)),
                 progress=line,
                 seed=session.request.seed,
             )

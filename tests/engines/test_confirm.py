@@ -91,7 +91,7 @@ def test_figures() -> None:
     assert two.identical_output.identical == two.identical_output.prompts == 4
     # gamma 1: of each cycle (2, 1, 2) two accepted, one rejected.
     assert results[1].alpha.value == pytest.approx(2 / 3) and results[1].accepted_by_position == pytest.approx((2 / 3,))
-    assert seen[-1][1:] == (15, 15)
+    assert seen[-1][1:] == (12, 12)
 
 
 def test_a_disturbed_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +179,25 @@ def test_prompts_before_a_failure_are_kept() -> None:
     with pytest.raises(RunFailed, match="signal 9") as caught:
         confirm(Dies, None, None, [2], PROMPTS)
     assert caught.value.results[2].prompts == 2 and caught.value.results[2].tau.value == pytest.approx(2.0)
+
+
+def test_engines_that_do_not_fit_together_take_turns() -> None:
+    alive: set[int] = set()
+    most: list[int] = []
+
+    class Alone(FakeEngine):
+        def start(self, target: object, draft: object, gamma: int, **options: object) -> None:
+            super().start(target, draft, gamma)
+            alive.add(id(self))
+            most.append(len(alive))
+
+        def stop(self) -> None:
+            alive.discard(id(self))
+
+    Alone.wrong = frozenset({"p1"})
+    kept: list[Alone] = []
+    results = confirm(lambda: kept.append(Alone()) or kept[-1], None, None, [1, 2], PROMPTS, apart=True)
+    assert max(most) == 1 and not alive
+    together = confirm(FakeEngine, None, None, [1, 2], PROMPTS)
+    assert results[2].speedup.value == pytest.approx(together[2].speedup.value) and results[2].rounds == together[2].rounds
+    assert results[2].identical_output.identical == 3  # the target alone was started again to look at the tie
