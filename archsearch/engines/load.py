@@ -18,6 +18,7 @@ import numpy as np
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling, Schedule
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
+from archsearch.latency.engine_passes import START_STD
 
 Progress = Callable[[str, float, float], None]
 ALONE: Final = "alone"
@@ -281,7 +282,8 @@ def schedule_verdict(
     results: dict[tuple[str, int], LoadResult], schedule: str, fixed: Sequence[str], concurrencies: Sequence[int]
 ) -> list[dict[str, Any]]:
     """For each concurrency: the schedule's speed-up, the best of always off (1.0) and every fixed gamma, and whether the schedule
-    is at least as good within two std of the difference."""
+    is at least as good within two std of the difference. Each setting is a process of its own, so START_STD is in it: the same
+    gamma in two starts differs by that much."""
     rows = []
     for number in concurrencies:
         own = results[schedule, number].speedup
@@ -292,7 +294,8 @@ def schedule_verdict(
             assert speedup is not None
             others[name] = speedup
         best = max(others, key=lambda name: others[name].value)
-        noise = (own.std**2 + others[best].std ** 2) ** 0.5
+        starts = START_STD * own.value * (1.0 if best == "off" else 2.0**0.5)
+        noise = (own.std**2 + others[best].std ** 2 + starts**2) ** 0.5
         rows.append(
             {
                 "concurrency": number,
