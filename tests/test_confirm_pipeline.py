@@ -309,6 +309,19 @@ def test_confirm_by_prompt_in_an_engine_of_its_own(session: SearchSession, made:
     assert Path("runs/a/report.html").is_file()
 
 
+def test_another_engine_does_not_take_the_place_of_the_run_s_own(session: SearchSession, made: Made) -> None:
+    session = replace(session, request=replace(session.request, engine="transformers"))
+    confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
+    assert read("runs/a/best/2/confirmed.json")["engine"] == "vllm"  # the only one so far
+    own = {**read("runs/a/best/2/confirmed.json"), "engine": session.request.engine}
+    Path("runs/a/best/2/confirmed.json").write_text(json.dumps(own))
+    again = confirm_rank(session, 2, gammas=(3,), prompt_count=4, choice=HERE)
+    assert read("runs/a/best/2/confirmed.json") == own and read("runs/a/best/2/confirmed-vllm.json") == json.loads(
+        json.dumps(again)
+    )
+    assert "vllm 1" in Path("runs/a/report.html").read_text()
+
+
 def test_a_rank_without_weights_is_told_both_ways(session: SearchSession, made: Made) -> None:
     with pytest.raises(MissingDataError, match=r"archsearch train .*--rank 1\).*--rank 1 --synthetic") as caught:
         confirm_rank(session, 1, choice=HERE)

@@ -177,7 +177,7 @@ def load_text(result: dict[str, Any], run: Path, rank: int) -> str:
     summary = result["summary"]
     if summary["cases"]:
         lines.append(
-            f"Predicted against measured: {summary['cases']} cases, median absolute error "
+            f"Predicted against measured: {summary['cases']} {'case' if summary['cases'] == 1 else 'cases'}, median error "
             f"{summary['median_absolute_error']:.1%}, {summary['within_10_percent']:.0%} within 10 %."
         )
     if "schedule" in result:

@@ -276,8 +276,10 @@ def confirm_rank(
         "other_gammas": [row for row in rows if row is not best],
         "seconds": time.monotonic() - started,
     }
-    run.write_confirmed(rank, best)
-    write_json(folder / f"confirmed-{name}.json", best)  # another engine's confirmation replaces confirmed.json
+    before = run.confirmed(rank)
+    if name == session.request.engine or before is None or before.get("engine") == name:
+        run.write_confirmed(rank, best)  # the engine that the run predicts for keeps this place
+    write_json(folder / f"confirmed-{name}.json", best)
     write_report(run)
     return best
 

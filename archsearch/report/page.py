@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from archsearch.progress import human_time
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.load import section_load
 from archsearch.report.plots import section_plots
-from archsearch.report.reading import Candidate, complete_trials, read_run
+from archsearch.report.reading import Candidate, complete_trials, is_stale, read_run
 from archsearch.report.schedule import section_schedule
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.report.verdict import Verdict, verdict
@@ -34,6 +35,8 @@ def write_html(run: Run) -> Path:
     for item in found:
         if item.confirmed is not None:
             parts.append(section_confirmed(item))
+        for other in item.elsewhere:
+            parts.append(section_confirmed(replace(item, confirmed=other, stale=is_stale(item.score, other))))
         parts += [section_load(item, load) for load in item.loads]
         if item.schedule is not None:
             parts.append(section_schedule(item, item.schedule))

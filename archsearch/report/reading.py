@@ -33,7 +33,7 @@ class Candidate:
     `training`: training.json, None where it was not trained; `confirmed`: confirmed.json; `stale`: trained further after it was
     confirmed; `replayed`: acceptance by position from the trace on held-out text at the score's gamma; `group`: candidates with
     the same number cannot be told apart from the best of that group; `loads`: load-<engine>.json, by name of the engine;
-    `schedule`: schedule.json.
+    `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of engines other than that of `confirmed`.
     """
 
     score: Score
@@ -45,6 +45,7 @@ class Candidate:
     group: int = 0
     loads: tuple[LoadReport, ...] = ()
     schedule: ScheduleReport | None = None
+    elsewhere: tuple[dict[str, Any], ...] = ()
 
     @property
     def rank(self) -> int:
@@ -104,16 +105,19 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Candidate | None:
         return None
     score = replace(score, rank=rank)
     confirmed = read_or_tell(folder / "confirmed.json", "confirmation", _confirmation, problems)
+    others = [read_or_tell(path, "confirmation", _confirmation, problems) for path in sorted(folder.glob("confirmed-*.json"))]
+    main = (confirmed or {}).get("engine")
     loads = [read_or_tell(path, "measurement under load", read_load, problems) for path in sorted(folder.glob(LOAD_FILES))]
     return Candidate(
         score,
         folder,
         read_or_tell(folder / "training.json", "training record", _training, problems),
         confirmed,
-        _is_stale(score, confirmed),
+        is_stale(score, confirmed),
         _replayed(folder, score.gamma),
         loads=tuple(load for load in loads if load is not None),
         schedule=read_or_tell(folder / SCHEDULE_FILE, "schedule", read_schedule, problems),
+        elsewhere=tuple(other for other in others if other is not None and other["engine"] != main),
     )
 
 
@@ -144,7 +148,7 @@ def _climb(data: Any) -> dict[str, Any]:
     return dict(data)
 
 
-def _is_stale(score: Score, confirmed: Mapping[str, Any] | None) -> bool:
+def is_stale(score: Score, confirmed: Mapping[str, Any] | None) -> bool:
     """Whether the draft's alpha on held-out text has changed since the confirmation predicted from it."""
     before = ((confirmed or {}).get("predicted") or {}).get("alpha")
     if before is None or score.alpha.source != "measured":  # a search that was continued writes the prior's alpha again
