@@ -1,7 +1,7 @@
 """Does it fit: weights and KV caches of a target and its draft on a device, also under tensor parallelism.
 
 Counted is the fullest device: it holds one shard of the target and the whole draft, which engines run on one rank
-(`draft_tensor_parallel_size` 1) unless told otherwise.
+(`draft_tensor_parallel_size` 1) unless told otherwise. vLLM 0.32 shards the draft as well: there this counts a little too much.
 """
 
 from __future__ import annotations

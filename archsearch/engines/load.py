@@ -101,7 +101,6 @@ def measure_load(
     repeats: int = 5,
     per_request: int = 1,
     apart: bool = False,
-    between: Callable[[], None] = lambda: None,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> dict[tuple[str, int], LoadResult]:
@@ -109,7 +108,7 @@ def measure_load(
 
     A repeat gives each engine `per_request` groups of prompts, one group after the other, each as large as what is in flight: the
     next ones of `prompts` each time and the same ones to every variant. `apart`: one engine at a time is alive (their weights do
-    not fit together); each repeat then starts it anew. `between` is called before every measurement. Raises ArchsearchError for
+    not fit together); each repeat then starts it anew. Raises ArchsearchError for
     nothing to measure, RunFailed where no step at full batch was seen or an engine fails; its `results` are then those of the
     repeats that were whole.
     """
@@ -155,7 +154,6 @@ def measure_load(
                 cases.sort(key=lambda case: variants.index(case[0]))
             for variant, number in cases if repeat % 2 == 0 else reversed(cases):
                 engine = ready(variant)
-                between()
                 calls = []
                 for group in groups[number]:  # all at once would be in flight together wherever the engine has room for more
                     results = engine.generate(group, settings)

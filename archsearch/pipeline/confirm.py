@@ -23,7 +23,7 @@ from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
 from archsearch.files import write_json
-from archsearch.finalists import TrainedDraft, Workshop, load_trained
+from archsearch.finalists import Workshop, load_trained
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.latency import choose_latency, machine_slowdown
 from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, speedup_when_off, write_schedule
@@ -676,7 +676,6 @@ def schedule_rank(
 __all__ = [
     "EngineChoice",
     "LoadRequest",
-    "TrainedDraft",
     "check_tokenizer",
     "confirm_load",
     "confirm_rank",
