@@ -99,7 +99,7 @@ def spaces() -> Listing:
 
 
 def runs() -> Listing:
-    from archsearch.runs import list_runs
+    from archsearch.runs.run import list_runs
 
     return ("run", "target", "device", "trials", "best speed-up", "confirmed"), [run.summary_row() for run in list_runs()]
 

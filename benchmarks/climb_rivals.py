@@ -18,15 +18,16 @@ from typing import Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
-from archsearch.engines.confirm import confirm
+from archsearch.drafts.records import TrainedDraft, load_trained
+from archsearch.drafts.trainer import Workshop
 from archsearch.engines.engine import EnginePrompt, Sampling
+from archsearch.engines.measure.by_prompt import confirm
 from archsearch.engines.transformers import TransformersEngine
 from archsearch.files import read_json, write_json
-from archsearch.finalists import TrainedDraft, Workshop, load_trained
-from archsearch.models import load_draft
+from archsearch.models.drafts import load_draft
 from archsearch.pipeline import SearchSession, spread_prompts
 from archsearch.progress import ProgressLine
-from archsearch.training.data import encode_prompts
+from archsearch.text.prompts import encode_prompts
 
 TEXTS = ("text", "more", "plain", "heldout")
 

@@ -31,14 +31,17 @@ from archsearch import speedup
 from archsearch.acceptance import measured
 from archsearch.acceptance.measured import RESAMPLES, Trace
 from archsearch.acceptance.replay import replay_tau
-from archsearch.acceptance.sampling import sample_text, with_states
 from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling
 from archsearch.engines.transformers import TransformersEngine
 from archsearch.files import write_json
-from archsearch.finalists import load_prompt_set
-from archsearch.models import draft_architecture, load_draft, load_target, resolve_target
+from archsearch.models.drafts import draft_architecture, load_draft
+from archsearch.models.load import load_target
+from archsearch.models.targets import resolve_target
 from archsearch.pipeline import spread_prompts
-from archsearch.training.data import encode_prompts, eos_ids, read_prompts
+from archsearch.text.generate import eos_ids
+from archsearch.text.prompt_set import load_prompt_set
+from archsearch.text.prompts import encode_prompts, read_prompts
+from archsearch.text.sampled import sample_text, with_states
 
 GOAL = 0.015
 

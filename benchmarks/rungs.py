@@ -62,7 +62,7 @@ class Bench:
     """Target, text and folders of one experiment."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        from archsearch.training.data import TextCache
+        from archsearch.text.cache import TextCache
         from archsearch.training.distill import split_heldout
 
         self.arguments = arguments
@@ -76,20 +76,20 @@ class Bench:
     @property
     def target(self) -> Any:
         if self._target is None:
-            from archsearch.models import load_target
-            from archsearch.targets import resolve_target
+            from archsearch.models.load import load_target
+            from archsearch.models.targets import resolve_target
 
             self._target = load_target(resolve_target(self.arguments.target), "float32")
         return self._target
 
     @property
     def target_shape(self) -> Architecture:
-        from archsearch.targets import resolve_target
+        from archsearch.models.targets import resolve_target
 
         return resolve_target(self.arguments.target).architecture
 
     def vocabulary(self) -> Any:
-        from archsearch.training.data import DraftVocabulary, choose_draft_vocab, token_frequencies
+        from archsearch.text.vocabulary import DraftVocabulary, choose_draft_vocab, token_frequencies
 
         path = self.work / "vocabulary.json"
         if not path.exists():

@@ -105,9 +105,10 @@ def main() -> None:
 
     import torch
 
-    from archsearch.models import build_draft, tune_malloc
-    from archsearch.targets import resolve_target
-    from archsearch.training.data import TextCache
+    from archsearch.models.drafts import build_draft
+    from archsearch.models.runtime import tune_malloc
+    from archsearch.models.targets import resolve_target
+    from archsearch.text.cache import TextCache
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

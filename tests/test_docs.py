@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from archsearch.profiles import KINDS
-from archsearch.runs import CONFIRMED_FIELDS
+from archsearch.runs.run import CONFIRMED_FIELDS
 from archsearch.search.objective import Score
 from archsearch.search.space import CONSTRAINTS, DIMENSIONS, SearchSpace
 

@@ -21,7 +21,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json
-from archsearch.targets import resolve_target
+from archsearch.models.targets import resolve_target
 
 # What other text under the same domain's name may differ by, logit: a study's domains spread by this much (published_fit.json).
 OTHER_TEXT_STD: Final = 0.22

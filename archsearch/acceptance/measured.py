@@ -30,7 +30,7 @@ from archsearch.files import atomic_path
 if TYPE_CHECKING:
     import torch
 
-    from archsearch.training.data import CachedSequence, TextCache
+    from archsearch.text.cache import CachedSequence, TextCache
 
 RESAMPLES: Final = 500
 _HEAD_ROWS: Final = 256  # positions whose [rows, vocab] logits are held at a time
@@ -315,7 +315,7 @@ class _DraftHead:
     def __init__(self, draft: Any) -> None:
         import torch
 
-        from archsearch.models import head_token_ids
+        from archsearch.models.drafts import head_token_ids
 
         module = draft.get_output_embeddings()
         for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):

@@ -401,7 +401,7 @@ def report(run: Path, as_json: bool) -> None:
     """
     from archsearch.pipeline import write_report
     from archsearch.report import summary_text
-    from archsearch.runs import open_run
+    from archsearch.runs.run import open_run
 
     opened = open_run(run)
     page = write_report(opened)

@@ -118,9 +118,9 @@ def profile(
     archsearch profile --gpu h200 --target llama-3.1-8b --check 20
     archsearch profile --gpu a100 --from aiconfigurator
     """
+    from archsearch.models.targets import resolve_target
     from archsearch.pipeline import ProfileRequest, default_space, import_tables, profile_device
     from archsearch.search.space import load_space
-    from archsearch.targets import resolve_target
 
     if source is not None:
         imported = import_tables(gpu, framework=framework, tables=tables, dtypes=dtypes, output=output)

@@ -167,7 +167,7 @@ def set_by_user(name: str) -> bool:
 
 def search_text(result: dict[str, Any]) -> str:
     from archsearch.report import summary_text
-    from archsearch.runs import open_run
+    from archsearch.runs.run import open_run
 
     workload = result["workload"]
     lines = [

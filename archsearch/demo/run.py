@@ -24,8 +24,8 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     Each step continues what it finds.
     """
     from archsearch import pipeline
+    from archsearch.models.targets import resolve_target
     from archsearch.search.space import load_space
-    from archsearch.targets import resolve_target
 
     start = time.monotonic()
     target = resolve_target(TARGET)
@@ -59,7 +59,7 @@ def profiled() -> bool:
 
 def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, seconds: float) -> str:
     from archsearch.report import summary_text
-    from archsearch.runs import open_run
+    from archsearch.runs.run import open_run
 
     confirmed = found["confirmed"]
     rows = [

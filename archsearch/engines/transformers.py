@@ -28,7 +28,8 @@ from archsearch.engines.engine import (
     round_statistics,
 )
 from archsearch.errors import ArchsearchError
-from archsearch.models import gamma_settings, load_draft, quiet_transformers, torch_dtype
+from archsearch.models.drafts import gamma_settings, load_draft
+from archsearch.models.runtime import quiet_transformers, torch_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

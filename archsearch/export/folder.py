@@ -178,7 +178,7 @@ def _build(draft_folder: Path, folder: Path, gamma: int, tokenizer: PreTrainedTo
         if (draft_folder / name).is_file():
             shutil.copyfile(draft_folder / name, folder / name)
     if tokenizer is not None and not has_tokenizer(folder):
-        from archsearch.models import save_tokenizer
+        from archsearch.models.drafts import save_tokenizer
 
         save_tokenizer(tokenizer, folder)
     source = draft_folder / "generation_config.json"

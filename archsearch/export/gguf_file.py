@@ -161,7 +161,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> No
     import gguf
     from transformers import AutoTokenizer
 
-    from archsearch.models import quiet_transformers
+    from archsearch.models.runtime import quiet_transformers
 
     path = folder / "tokenizer.json"
     if not path.is_file():

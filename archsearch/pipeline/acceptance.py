@@ -15,18 +15,19 @@ from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import ensure_writable_dir, read_json, write_json
-from archsearch.finalists import load_prompt_set
+from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
 from archsearch.pipeline.confirm import spread_prompts
 from archsearch.pipeline.latency import LatencySource, choose_latency
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
-from archsearch.targets import TargetRef, resolve_target
+from archsearch.text.prompt_set import load_prompt_set
 from archsearch.workload import Workload
 
 if TYPE_CHECKING:
     from archsearch.acceptance.measured import Trace
-    from archsearch.training.data import Prompt, TextCache
+    from archsearch.text.cache import TextCache
+    from archsearch.text.prompts import Prompt
 
 MAX_GAMMA: Final = 8
 LEVELS: Final = (0.90, 0.95)
@@ -80,7 +81,7 @@ def find_draft(name: str) -> DraftRef:
     path = Path(name).expanduser()
     if path.is_file():
         return DraftRef(name, read_architecture(path), None, False)
-    from archsearch.models import WEIGHT_FILES
+    from archsearch.models.load import WEIGHT_FILES
 
     ref = resolve_target(name)
     if ref.folder is not None:
@@ -157,7 +158,8 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
 def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tuple[Trace, list[str], int]:
     """The trace of the draft over the target's text, notes for the user, and the mean number of tokens in the KV cache."""
     from archsearch.acceptance import measured
-    from archsearch.models import load_draft, load_target, load_tokenizer
+    from archsearch.models.drafts import load_draft
+    from archsearch.models.load import load_target, load_tokenizer
 
     if not draft.has_weights or draft.ref is None:
         raise MissingDataError(
@@ -189,7 +191,7 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
 
 def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[str]:
     """Raise for a draft whose token ids are not the target's; a difference in padding rows alone is a note."""
-    from archsearch.models import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
+    from archsearch.models.load import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
 
     ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
     if draft.folder is None or any((draft.folder / name).is_file() for name in TOKENIZER_FILES):
@@ -210,7 +212,7 @@ def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[s
 
 
 def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
-    from archsearch.training.data import read_prompts
+    from archsearch.text.prompts import read_prompts
 
     if request.prompts is None:
         found, source = (
@@ -229,9 +231,11 @@ def written_text(
 
     The cache is found by what the target is (name, files), not by its weights, so a second draft needs no target at all.
     """
-    from archsearch.acceptance.sampling import sample_text
-    from archsearch.models import load_target
-    from archsearch.training.data import TextCache, encode_prompts, eos_ids
+    from archsearch.models.load import load_target
+    from archsearch.text.cache import TextCache
+    from archsearch.text.generate import eos_ids
+    from archsearch.text.prompts import encode_prompts
+    from archsearch.text.sampled import sample_text
 
     encoded = encode_prompts(prompts, tokenizer)
     identity = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export import (
     DEFAULT_ENGINES,
@@ -21,11 +22,10 @@ from archsearch.export import (
     vllm_config,
 )
 from archsearch.files import atomic_path, read_json, write_json
-from archsearch.finalists import TrainedDraft, load_trained
+from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.session import TEXT_SHARE, SearchSession, check_weights
-from archsearch.runs import Run, open_run
+from archsearch.runs.run import Run, open_run
 from archsearch.search.objective import Score
-from archsearch.targets import TargetRef, resolve_target
 
 
 def write_best(session: SearchSession, ranked: Sequence[Score], trained: Mapping[Architecture, TrainedDraft]) -> None:
@@ -61,7 +61,7 @@ def copy_draft(source: Path, destination: Path) -> None:
 
 def set_gamma(folder: Path, gamma: int) -> None:
     """Write gamma where transformers reads it: the draft's generation_config.json."""
-    from archsearch.models import gamma_settings
+    from archsearch.models.drafts import gamma_settings
 
     path = folder / "generation_config.json"
     current = read_json(path, "generation config") if path.exists() else {}
@@ -199,7 +199,7 @@ def export_rank(
 
 def _target_tokenizer(ref: TargetRef) -> Any:
     """The target's tokenizer, None where it cannot be had: engines then take the target's own."""
-    from archsearch.models import load_tokenizer
+    from archsearch.models.load import load_tokenizer
 
     try:
         return load_tokenizer(ref)
@@ -209,7 +209,7 @@ def _target_tokenizer(ref: TargetRef) -> Any:
 
 def _target_gguf(ref: TargetRef) -> Path | None:
     """The target's own GGUF, where it comes in one."""
-    from archsearch.models import packaged_gguf
+    from archsearch.models.gguf import packaged_gguf
 
     return packaged_gguf(ref.name, ref.weights) if ref.folder is None and ref.weights else None
 

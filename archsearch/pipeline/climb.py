@@ -28,10 +28,11 @@ from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
 from archsearch.acceptance.supernet import SupernetAcceptance, check
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
+from archsearch.drafts.records import ShortTraining, TrainedDraft, paired_logit_std
+from archsearch.drafts.trainer import Workshop
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
-from archsearch.finalists import ShortTraining, TrainedDraft, Workshop, paired_logit_std
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time
@@ -761,7 +762,7 @@ def make_plan(session: SearchSession, ledger: Ledger) -> Plan:
     """The plan of rungs.json, or a new one."""
     if ledger.data["plan"] is not None:
         return Plan(**ledger.data["plan"])
-    from archsearch.finalists import load_prompt_set
+    from archsearch.text.prompt_set import load_prompt_set
 
     request = session.request
     prompts = min(request.confirm_prompts, len(load_prompt_set(request.prompts, request.heldout).heldout))

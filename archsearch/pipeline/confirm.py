@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
+from archsearch.drafts.records import load_trained
+from archsearch.drafts.trainer import Workshop
 from archsearch.engines.registry import DUMMY_ENGINES
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
 from archsearch.files import write_json
-from archsearch.finalists import Workshop, load_trained
+from archsearch.models.targets import TargetRef
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.latency import choose_latency, machine_slowdown
 from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, speedup_when_off, write_schedule
@@ -31,11 +33,10 @@ from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
 from archsearch.speedup import error_by_term
-from archsearch.targets import TargetRef
 
 if TYPE_CHECKING:
     from archsearch.engines.engine import Engine, EngineSettings
-    from archsearch.engines.load import LoadResult, Variant
+    from archsearch.engines.measure.under_load import LoadResult, Variant
 
 LOAD_FILE: Final = "load-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
@@ -133,7 +134,7 @@ def engine_settings(
 
 def engine_target(ref: TargetRef) -> Path | str:
     """What an engine outside this process loads as the target: a folder or a hub id."""
-    from archsearch.models import weights_source
+    from archsearch.models.load import weights_source
 
     return weights_source(ref)
 
@@ -158,11 +159,11 @@ def confirm_rank(
     """
     import gc
 
-    from archsearch.engines.confirm import confirm, exactness_check
     from archsearch.engines.engine import EnginePrompt, Sampling
+    from archsearch.engines.measure.by_prompt import confirm, exactness_check
     from archsearch.engines.registry import IN_PROCESS, make_engine
-    from archsearch.models import load_draft
-    from archsearch.training.data import encode_prompts, read_prompts
+    from archsearch.models.drafts import load_draft
+    from archsearch.text.prompts import encode_prompts, read_prompts
 
     run = session.run
     choice = choice or EngineChoice()
@@ -319,7 +320,7 @@ def explain(predicted: dict[str, float], measured: dict[str, float | None], slow
 
 def check_tokenizer(ours: Any, folder: Path) -> None:
     """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's: its ids mean other tokens."""
-    from archsearch.models import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
+    from archsearch.models.load import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
 
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return
@@ -362,7 +363,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     With synthetic acceptance the engine accepts by chance at the predicted rates: times are real, the text is not the target's.
     """
     from archsearch.engines.engine import Sampling
-    from archsearch.engines.load import measure_load, overall_speedups, schedule_ranges, schedule_verdict
+    from archsearch.engines.measure.under_load import measure_load, overall_speedups, schedule_ranges, schedule_verdict
     from archsearch.engines.registry import make_engine
 
     run = session.run
@@ -476,13 +477,13 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
 
 
 def _variants(gammas: Sequence[int], draft: Any, rates: Rates) -> list[Variant]:
-    from archsearch.engines.load import Variant
+    from archsearch.engines.measure.under_load import Variant
 
     return [Variant(f"gamma {gamma}", draft, gamma, tuple(rates.get(gamma, ()))) for gamma in gammas]
 
 
 def _scheduled(ranges: Any, draft: Any, rates: Rates) -> Variant:
-    from archsearch.engines.load import Variant
+    from archsearch.engines.measure.under_load import Variant
 
     largest = max(gamma for _, _, gamma in ranges)
     if not largest:
@@ -557,7 +558,7 @@ def load_prompts(session: SearchSession, scorer: Scorer, request: LoadRequest, s
     from archsearch.engines.engine import EnginePrompt
 
     if not synthetic:
-        from archsearch.training.data import encode_prompts, read_prompts
+        from archsearch.text.prompts import encode_prompts, read_prompts
 
         shop = session.workshop()
         chosen = read_prompts(request.prompts) if request.prompts else shop.prompts.heldout
@@ -593,7 +594,7 @@ class DraftFolders:
         """The draft as the engine takes it."""
         dtype = self.session.source.dtype
         if not synthetic:
-            from archsearch.models import load_draft
+            from archsearch.models.drafts import load_draft
 
             return load_draft(folder, dtype) if self.inside else folder
         return random_draft(arch if self.inside else arch.replace(draft_vocab_size=None), dtype, self.base, load=self.inside)
@@ -619,7 +620,7 @@ class DraftFolders:
 
 def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = False) -> Any:
     """A draft of `arch` with random weights: the module (`load`), or its folder under `base`, made once."""
-    from archsearch.models import build_draft, save_draft
+    from archsearch.models.drafts import build_draft, save_draft
 
     if load:
         return build_draft(arch, dtype)

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from archsearch.models.targets import resolve_target
 from archsearch.pipeline.latency import acceptance_for, choose_latency, fitting_ranks
 from archsearch.search.objective import Scorer
-from archsearch.targets import resolve_target
 from archsearch.workload import Workload
 
 

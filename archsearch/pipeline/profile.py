@@ -18,10 +18,10 @@ from archsearch.files import ensure_writable_dir, write_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import check_claim
 from archsearch.latency.model import LatencyModel
+from archsearch.models.targets import TargetRef
 from archsearch.profiles import Profile, current_stack, stack_key
 from archsearch.progress import ProgressLine
 from archsearch.search.space import InvalidShape, SearchSpace
-from archsearch.targets import TargetRef
 from archsearch.workload import dtype_name
 
 # What a check is to reach: median error, a margin, and the share of cases within it.
@@ -125,7 +125,7 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
 
     import torch
 
-    from archsearch.profiling import sweep as sweeps
+    from archsearch.profiling import cpu_sweep as sweeps
 
     torch.set_num_threads(device.threads or 1)
     profile = Profile.open(folder, device.to_dict(), stack)
@@ -239,7 +239,7 @@ def profile_engine(
     import tempfile
 
     from archsearch.engines.engine import EngineSettings, EngineStep
-    from archsearch.engines.passes import BATCHES, measure_passes, measured_models, spread_drafts
+    from archsearch.engines.measure.passes import BATCHES, measure_passes, measured_models, spread_drafts
     from archsearch.engines.registry import make_engine
     from archsearch.pipeline.confirm import engine_target, random_draft, write_shape
     from archsearch.workload import Workload
@@ -311,7 +311,8 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     Returns the summary of `profile_device`, with `skipped` (points that did not fit the memory) and, for each mode and dtype, the
     relative std at which the sweep stopped.
     """
-    from archsearch.profiling import collectives, cuda, selection
+    from archsearch.profiling import collectives, cuda
+    from archsearch.profiling import gpu_sweep as selection
 
     stack = current_stack()
     folder = request.output or Path("profiles") / device.key / stack_key(stack)
@@ -416,7 +417,7 @@ def drafts_for_check(request: ProfileRequest, reference: Architecture, profile: 
 def _measure_engine(bench: Any, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float) -> None:
     """Engine rows for each dtype that has none yet for this vocabulary."""
     from archsearch.architecture.counts import weight_bytes_per_pass
-    from archsearch.engines.overhead import measure_overhead
+    from archsearch.engines.measure.overhead import measure_overhead
 
     subject = target
     if subject is None or weight_bytes_per_pass(subject, 4) > min(2 << 30, memory / 4):
@@ -441,7 +442,7 @@ def check_profile(
     mode: str = "eager",
 ) -> dict[str, Any]:
     """Measure whole drafts (and verification passes) that the profile has not seen and compare; store it as the known error."""
-    from archsearch.profiling.sweep import check_points, measure_points
+    from archsearch.profiling.cpu_sweep import check_points, measure_points
 
     gpu = profile.device.get("kind") == "gpu"
     name = f"{dtype} {mode}" if gpu else dtype

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
-from archsearch.engines.load import schedule_ranges
+from archsearch.engines.measure.under_load import schedule_ranges
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.files import write_json
@@ -55,7 +55,7 @@ def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> t
     foretells."""
     from archsearch.acceptance.measured import Trace
     from archsearch.acceptance.replay import replay_tau
-    from archsearch.finalists import load_trained
+    from archsearch.drafts.records import load_trained
     from archsearch.speedup import accepted_by_position, tau_estimate
 
     most = max(scorer.gammas)

@@ -8,13 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafts.records import TrainedDraft
+from archsearch.drafts.trainer import Workshop, choose_finalists
 from archsearch.files import read_json, write_json
-from archsearch.finalists import TrainedDraft, Workshop, choose_finalists
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.session import TEXT_SHARE, SearchRequest, SearchSession
 from archsearch.progress import ProgressLine, human_time
-from archsearch.runs import RUNGS_FILE
+from archsearch.runs.run import RUNGS_FILE
 from archsearch.search import study
 from archsearch.search.objective import Score
 

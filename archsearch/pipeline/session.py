@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafts.trainer import Workshop
 from archsearch.engines.environments import find_python
 from archsearch.engines.registry import IN_PROCESS, check_engine
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
-from archsearch.finalists import Workshop, load_prompt_set
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
+from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, fitting_ranks
-from archsearch.runs import Run, create_run, open_run, resume_run
+from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
-from archsearch.targets import TargetRef, resolve_target
+from archsearch.text.prompt_set import load_prompt_set
 from archsearch.workload import Workload
 
 PRIOR_FILE = "prior.json"
@@ -192,7 +193,8 @@ def memory_limits(space: SearchSpace, target: Architecture, workload: Workload, 
 
 def check_weights(target: TargetRef) -> None:
     """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is asked later, by loading)."""
-    from archsearch.models import WEIGHT_FILES, packaged_gguf
+    from archsearch.models.gguf import packaged_gguf
+    from archsearch.models.load import WEIGHT_FILES
 
     if target.folder is not None:
         if not any((target.folder / name).is_file() for name in WEIGHT_FILES):

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.models import build_draft, cheap_initialisation
+from archsearch.models.drafts import build_draft
+from archsearch.models.runtime import cheap_initialisation
 from archsearch.profiling.fused import Fused, attend
 from archsearch.profiling.timer import WeightPool
 

@@ -21,7 +21,7 @@ from archsearch.report.schedule import section_schedule
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.report.verdict import Verdict, verdict
 from archsearch.report.words import SOURCES, as_estimate, millions
-from archsearch.runs import Run
+from archsearch.runs.run import Run
 
 
 def write_html(run: Run) -> Path:

@@ -11,7 +11,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.report.drawing import INK, MARK, SERIES, STYLE, canvas, shade, svg_text
 from archsearch.report.reading import Candidate, Reading, complete_trials
 from archsearch.report.words import as_estimate
-from archsearch.runs import Run
+from archsearch.runs.run import Run
 from archsearch.speedup import accepted_by_position
 
 if TYPE_CHECKING:

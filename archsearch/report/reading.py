@@ -22,7 +22,7 @@ from archsearch.report.serving import (
     read_terms,
 )
 from archsearch.report.words import as_estimate
-from archsearch.runs import CONFIRMED_FIELDS, RUNGS_FILE, Run
+from archsearch.runs.run import CONFIRMED_FIELDS, RUNGS_FILE, Run
 from archsearch.search.objective import Score, indistinguishable
 
 
@@ -193,7 +193,7 @@ class _Gaps:
 def _groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
     """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the fastest."""
     from archsearch.acceptance.estimator import AcceptanceContext
-    from archsearch.targets import resolve_target
+    from archsearch.models.targets import resolve_target
 
     target = str(run.arguments.get("target", ""))
     try:  # the prior caps what size brings at the target's size; a hub id is not looked up for a report

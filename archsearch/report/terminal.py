@@ -8,7 +8,7 @@ from typing import Final
 from archsearch.report.reading import read_run
 from archsearch.report.verdict import verdict
 from archsearch.report.words import millions, shell_path
-from archsearch.runs import Run
+from archsearch.runs.run import Run
 
 BEST_SHOWN: Final = 12
 

@@ -12,7 +12,7 @@ from archsearch.estimate import Estimate
 from archsearch.report.reading import Candidate, complete_trials, load_is_stale
 from archsearch.report.serving import LoadReport, ranges_words
 from archsearch.report.words import SOURCES, as_estimate, break_even_words, engine_name, identity_words, millions, shell_path
-from archsearch.runs import Run
+from archsearch.runs.run import Run
 
 LOADS_SHOWN: Final = 2  # other candidates than the lead whose measurements under load are told at the top
 CONCURRENCIES_SHOWN: Final = 4

@@ -74,7 +74,7 @@ def open_storage(where: str | Path) -> str | BaseStorage:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    from archsearch.search.journal import FileLock, drop_torn_line
+    from archsearch.search.storage import FileLock, drop_torn_line
 
     try:
         Path(text).parent.mkdir(parents=True, exist_ok=True)

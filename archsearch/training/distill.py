@@ -34,8 +34,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import atomic_path
-from archsearch.models import tune_malloc
-from archsearch.training.data import CachedSequence, TextCache
+from archsearch.models.runtime import tune_malloc
+from archsearch.text.cache import CachedSequence, TextCache
 
 logger = logging.getLogger(__name__)
 

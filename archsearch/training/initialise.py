@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.errors import ArchsearchError
-from archsearch.models import TrimmedHead, build_draft, cheap_initialisation
+from archsearch.models.drafts import TrimmedHead, build_draft
+from archsearch.models.runtime import cheap_initialisation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

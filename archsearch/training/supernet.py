@@ -36,9 +36,10 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.errors import ArchsearchError, RunFailed
-from archsearch.models import build_draft, tune_malloc
+from archsearch.models.drafts import build_draft
+from archsearch.models.runtime import tune_malloc
+from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.training import distill as training
-from archsearch.training.data import CachedSequence, TextCache
 from archsearch.training.distill import Batch, DistillConfig
 from archsearch.training.initialise import choose_layers, ffn_energy, initialise_draft
 

@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from archsearch.acceptance import measured
 from archsearch.acceptance.measured import Trace
 from archsearch.errors import ArchsearchError
-from archsearch.training.data import CachedSequence
+from archsearch.text.cache import CachedSequence
 
 
 def trace(rows, categories=None):
@@ -163,7 +163,7 @@ def test_the_end_token_tells_which_texts_ended():
 
 def test_a_trimmed_head_agrees_only_on_what_it_keeps():
     from archsearch.architecture.architecture import Architecture
-    from archsearch.models import build_draft
+    from archsearch.models.drafts import build_draft
 
     target = make_model(0)
     texts = texts_of(target)

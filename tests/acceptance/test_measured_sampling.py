@@ -6,19 +6,21 @@ import torch
 from click.testing import CliRunner
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
-from world import TINY, make_model_folder, make_prompts, make_tokenizer, make_world
 
 import archsearch.cli.acceptance  # noqa: F401  (registers the command)
 from archsearch.acceptance import measured
 from archsearch.acceptance.replay import replay_tau
-from archsearch.acceptance.sampling import sample_text, with_states
 from archsearch.architecture.architecture import Architecture
 from archsearch.cli import main
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.engines.transformers import TransformersEngine
 from archsearch.errors import ArchsearchError
-from archsearch.models import build_draft, load_draft, load_target, resolve_target, save_draft
-from archsearch.training.data import EncodedPrompt, Prompt, encode_prompts, read_prompts
+from archsearch.models.drafts import build_draft, load_draft, save_draft
+from archsearch.models.load import load_target
+from archsearch.models.targets import resolve_target
+from archsearch.text.prompts import EncodedPrompt, Prompt, encode_prompts, read_prompts
+from archsearch.text.sampled import sample_text, with_states
+from tests.doubles.world import TINY, make_model_folder, make_prompts, make_tokenizer, make_world
 
 VOCAB = 30
 
@@ -272,7 +274,7 @@ def test_the_prior_reads_what_the_command_writes(built, tmp_path, monkeypatch):
 
 def test_a_second_draft_needs_no_target(built, monkeypatch):
     run(built, "plain_draft")
-    monkeypatch.setattr("archsearch.models.load_target", None)
+    monkeypatch.setattr("archsearch.models.load.load_target", None)
     assert "alpha" in run(built, "trimmed_draft")
 
 

@@ -18,7 +18,7 @@ from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Gene
 from archsearch.engines.environments import find_python
 from archsearch.engines.registry import IN_PROCESS, make_engine
 from archsearch.errors import ArchsearchError
-from archsearch.models import build_draft, save_draft
+from archsearch.models.drafts import build_draft, save_draft
 
 SLOW = ("vllm", "openvino")
 ENGINES = ["transformers", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]

@@ -19,7 +19,7 @@ from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Samp
 from archsearch.engines.environments import find_python
 from archsearch.engines.openvino import WORKER, OpenVinoEngine
 from archsearch.errors import ArchsearchError, RunFailed
-from archsearch.models import build_draft, save_draft
+from archsearch.models.drafts import build_draft, save_draft
 
 TARGET = Architecture(32, 64, 2, 4, 2, 8, 50)
 DRAFT = TARGET.replace(num_hidden_layers=1)
@@ -281,7 +281,7 @@ def test_sampling_repeats_with_its_seed_and_is_refused_with_a_draft(python: Path
 
 @pytest.mark.slow
 def test_token_logits_are_the_target_s(python: Path, models: dict[str, Path], cache: Path) -> None:
-    from archsearch.models import load_draft
+    from archsearch.models.drafts import load_draft
 
     ids = [3, 1, 4, 1, 5]
     with torch.no_grad():

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import make_model_folder
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines import server as server_module
@@ -25,6 +24,7 @@ from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Samp
 from archsearch.engines.environments import find_python
 from archsearch.engines.server import VllmServerEngine, deal, parse_metrics, refusal, whole_rounds
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
+from tests.doubles.world import make_model_folder
 
 VOCABULARY = 50
 PROMPTS = [EnginePrompt(f"p{i}", tuple(range(1, 4 + i))) for i in range(4)]

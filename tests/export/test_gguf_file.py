@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export.gguf_file import _LLAMA3_SPLIT, pre_tokenizer_name, write_gguf
-from archsearch.models import build_draft, save_draft
+from archsearch.models.drafts import build_draft, save_draft
 
 ARCH = Architecture(
     hidden_size=64,

@@ -13,7 +13,7 @@ from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.model import LatencyModel
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.workload import Workload
-from tests.world import write_profile
+from tests.doubles.world import write_profile
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
 DRAFTS = [

@@ -6,7 +6,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-from world import CostLaw, write_profile
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
@@ -17,6 +16,7 @@ from archsearch.pipeline import sample_space
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.search.space import load_space
 from archsearch.workload import Workload
+from tests.doubles.world import CostLaw, write_profile
 
 LAW = CostLaw()
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)

@@ -11,13 +11,13 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention, Elementwise, Gemm
 from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import matches, visible_gpus
-from archsearch.models import build_draft
+from archsearch.models.drafts import build_draft
 from archsearch.profiles import Measurement, Profile
 from archsearch.profiling import kernels, layers
+from archsearch.profiling.cpu_sweep import Point, sweep
 from archsearch.profiling.cuda import CudaBench, CudaRunner, open_bench, supported_dtypes
 from archsearch.profiling.fused import Fused, agree, attend, flash_usable, fused_for, lower_right_mask
-from archsearch.profiling.selection import adaptive_sweep, needs
-from archsearch.profiling.sweep import Point, sweep
+from archsearch.profiling.gpu_sweep import adaptive_sweep, needs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 TARGET = Architecture(2048, 8192, 4, 32, 8, 64, 32000)

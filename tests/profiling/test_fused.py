@@ -15,7 +15,7 @@ import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
-from archsearch.models import build_draft
+from archsearch.models.drafts import build_draft
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, agree, attend, fused_for, lower_right_mask
 from archsearch.profiling.timer import WeightPool

@@ -9,7 +9,7 @@ import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention, Elementwise, Gemm
-from archsearch.models import build_draft
+from archsearch.models.drafts import build_draft
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.timer import WeightPool
 

@@ -12,9 +12,9 @@ from archsearch import report
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.report.serving import error_shares, read_terms
-from archsearch.runs import Run, open_run
+from archsearch.runs.run import Run, open_run
 from archsearch.speedup import error_by_term
-from tests.test_report import Page, make_run, page_of
+from tests.report.test_report import Page, make_run, page_of
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from tiny_text import HIDDEN, VOCAB, make_cache, make_target
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, RunFailed
-from archsearch.models import build_draft
+from archsearch.models.drafts import build_draft
+from archsearch.text.cache import TextCache
 from archsearch.training import distill as training
-from archsearch.training.data import TextCache
 from archsearch.training.distill import DistillConfig, distill
+from tests.doubles.tiny_text import HIDDEN, VOCAB, make_cache, make_target
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.models import TrimmedHead, build_draft
+from archsearch.models.drafts import TrimmedHead, build_draft
 from archsearch.training.initialise import choose_heads, choose_layers, initialise_draft, rotary_pairs
 
 TARGET = Architecture(

@@ -3,7 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tiny_text import HIDDEN, VOCAB, make_cache, make_target
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
@@ -16,6 +15,7 @@ from archsearch.training.supernet import (
     train_supernet,
     turns,
 )
+from tests.doubles.tiny_text import HIDDEN, VOCAB, make_cache, make_target
 
 FULL = Architecture(HIDDEN, 48, 2, 2, 1, 16, VOCAB)
 SHAPES = [

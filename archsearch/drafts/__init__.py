@@ -1,0 +1,1 @@
+"""Drafts that get weights: trained, measured, recorded."""

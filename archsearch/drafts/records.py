@@ -1,0 +1,100 @@
+"""What training leaves behind: a short training's curve, a trained draft with what it was measured at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.estimate import Estimate
+
+if TYPE_CHECKING:
+    from archsearch.acceptance.measured import Trace
+
+
+MAX_GAMMA_REPLAYED: Final = 8
+
+
+@dataclass(frozen=True)
+class ShortTraining:
+    """A draft's first tokens of training: `points` (tokens, alpha) of its curve, `hits` and `heldout_tokens` per kept-out text at
+    the last of them. `seconds`: of training in all; `wall_s`: of the last call, looks included."""
+
+    architecture: Architecture
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+    points: tuple[tuple[int, float], ...]
+    hits: tuple[int, ...]
+    heldout_tokens: tuple[int, ...]
+    wall_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "architecture": self.architecture.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ShortTraining:
+        points = tuple((int(tokens), float(alpha)) for tokens, alpha in data["points"])
+        lists = {name: tuple(int(value) for value in data[name]) for name in ("hits", "heldout_tokens")}
+        return cls(**{**data, **lists, "points": points, "architecture": Architecture.from_dict(data["architecture"])})
+
+
+def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int = 200) -> float:
+    """Std over texts of logit(alpha of first) - logit(alpha of second), measured on the same kept-out texts (paired bootstrap).
+
+    Raises ArchsearchError where the texts differ.
+    """
+    import numpy as np
+
+    from archsearch.acceptance.measured import resampled_ratio
+
+    if first.heldout_tokens != second.heldout_tokens or not first.hits or not second.hits:
+        raise ArchsearchError("two learning curves were measured on different texts; delete them and search again")
+    counts = np.array([first.heldout_tokens, first.hits, second.hits], dtype=np.float64)
+    slopes = []
+    for hits in counts[1:]:
+        alpha = min(max(float(hits.sum() / counts[0].sum()), 0.01), 0.99)
+        slopes.append(1.0 / (alpha * (1.0 - alpha)))
+    totals = np.stack([slopes[0] * counts[1] - slopes[1] * counts[2], counts[0]], axis=1)
+    return resampled_ratio(totals, resamples=resamples).std
+
+
+@dataclass(frozen=True)
+class TrainedDraft:
+    """A draft with weights and what it was measured at: greedy alpha on held-out text and tau by replay, for each gamma."""
+
+    architecture: Architecture
+    folder: Path
+    alpha: Estimate
+    alpha_by_category: dict[str, Estimate]
+    tau: dict[int, Estimate]
+    accepted_by_position: tuple[float, ...]
+
+
+def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraft:
+    """Acceptance figures out of a trace."""
+    from archsearch.acceptance import measured, replay
+
+    taus: dict[int, Estimate] = {}
+    positions: tuple[float, ...] = ()
+    for gamma in range(1, MAX_GAMMA_REPLAYED + 1):
+        try:
+            outcome = replay.replay_tau(trace, gamma)
+        except ArchsearchError:  # no text is long enough for a round of this gamma
+            break
+        taus[gamma] = Estimate(outcome.tau, outcome.tau_std, "measured")
+        positions = outcome.accepted_by_position
+    if not taus:
+        raise ArchsearchError("the held-out answers are too short to measure acceptance; use prompts with longer answers")
+    return TrainedDraft(arch, folder, measured.alpha(trace), measured.alpha_by_category(trace), taus, positions)
+
+
+def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:
+    """A draft that was trained before. Raises MissingDataError where its trace or weights are missing."""
+    from archsearch.acceptance.measured import Trace
+
+    if not (folder / "model.safetensors").exists():
+        raise MissingDataError(f"{folder} has no weights; train it with: archsearch train RUN --rank N")
+    return trained_draft(arch, folder, Trace.load(folder / "trace.npz"))

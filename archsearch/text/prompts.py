@@ -1,0 +1,162 @@
+"""Prompt files: what they may hold, and a prompt as the target's token ids."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.errors import ArchsearchError, MissingDataError
+
+if TYPE_CHECKING:
+    pass
+
+
+logger = logging.getLogger(__name__)
+
+
+PROMPT_FIELDS: Final = ("prompt", "messages", "conversations", "question", "instruction", "turns")
+
+
+_SHAREGPT_ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+
+_MAX_PROMPT_TOKENS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request: chat messages as (role, content), the last one the user's; `id` is "" where the file gives none; `line` is
+    where it stood in its file."""
+
+    messages: tuple[tuple[str, str], ...]
+    category: str = ""
+    id: str = ""
+    line: int = 0
+
+    @property
+    def text(self) -> str:
+        """The user's last message."""
+        return self.messages[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the target's token ids, chat template applied."""
+
+    token_ids: tuple[int, ...]
+    category: str
+    id: str
+
+
+def read_prompts(path: Path | str) -> list[Prompt]:
+    """Prompts from a file of JSON lines, blank lines skipped.
+
+    Accepted: {"prompt"}, {"messages": [{"role", "content"}]} (OpenAI), {"conversations": [{"from", "value"}]} (ShareGPT),
+    {"question"}, {"instruction"}, {"turns": [...]} (the first turn); each with an optional "category" and "id".
+
+    Raises ArchsearchError with the line number for what is not JSON lines, has no known field or no text, or for an empty file.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise MissingDataError(f"prompt file not found: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchsearchError(f"cannot read the prompt file {path}: {error}; it must be UTF-8 JSON lines") from error
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"prompt file {path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ArchsearchError(
+                f'{where}: not JSON ({error.msg}); each line must be one object such as {{"prompt": "..."}}'
+            ) from None
+        if not isinstance(row, dict):
+            raise ArchsearchError(f'{where}: a {type(row).__name__}, not an object; write each line as {{"prompt": "..."}}')
+        messages = _messages(row, where)
+        # Two characters are the least that can be two tokens; encode_prompts() counts tokens for sure.
+        if len(messages[-1][1].strip()) < 2:
+            raise ArchsearchError(f"{where}: the prompt {messages[-1][1]!r} is shorter than two tokens; remove or extend it")
+        identity = row.get("id", row.get("question_id", ""))
+        prompts.append(Prompt(messages, str(row.get("category") or ""), str(identity), number))
+    if not prompts:
+        raise ArchsearchError(f'prompt file {path} holds no prompts; write JSON lines such as {{"prompt": "..."}}')
+    return prompts
+
+
+def _messages(row: dict[str, Any], where: str) -> tuple[tuple[str, str], ...]:
+    field = next((name for name in PROMPT_FIELDS if row.get(name) is not None), None)
+    if field is None:
+        found = ", ".join(sorted(map(str, row))) or "nothing"
+        known = ", ".join(PROMPT_FIELDS)
+        raise ArchsearchError(f"{where}: none of the fields {known} (found {found}); rename the prompt's field")
+    value = row[field]
+    if field == "messages":
+        messages = [(_text_of(turn, "role", where), _text_of(turn, "content", where)) for turn in _turns(value, field, where)]
+    elif field == "conversations":
+        messages = []
+        for turn in _turns(value, field, where):
+            role = _text_of(turn, "from", where)
+            messages.append((_SHAREGPT_ROLES.get(role, role), _text_of(turn, "value", where)))
+    elif field == "turns":
+        first = _turns(value, field, where)[0]
+        messages = [("user", first if isinstance(first, str) else _text_of(first, "content", where))]
+    else:
+        if not isinstance(value, str):
+            raise ArchsearchError(f"{where}: {field!r} must be text, got {type(value).__name__}")
+        messages = [("user", value)]
+    # What the file says after the user's last turn was somebody else's answer; the target writes its own.
+    users = [i for i, (role, _) in enumerate(messages) if role == "user"]
+    if not users:
+        raise ArchsearchError(f"{where}: {field!r} has no turn of the user")
+    # Of a recorded conversation only the part before the first answer is the same for every model.
+    last = users[0] if field == "conversations" else users[-1]
+    return tuple(messages[: last + 1])
+
+
+def _turns(value: Any, field: str, where: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ArchsearchError(f"{where}: {field!r} must be a list with at least one turn")
+    return value
+
+
+def _text_of(turn: Any, key: str, where: str) -> str:
+    text = turn.get(key) if isinstance(turn, dict) else None
+    if not isinstance(text, str):
+        raise ArchsearchError(f"{where}: a turn without the text field {key!r}: {str(turn)[:60]}")
+    return text
+
+
+def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any, *, max_tokens: int = _MAX_PROMPT_TOKENS) -> list[EncodedPrompt]:
+    """Token ids of every prompt, with the tokenizer's chat template when it has one.
+
+    Prompts of more than `max_tokens` tokens are left out (and counted in the log). Raises ArchsearchError for a prompt whose own
+    text is shorter than two tokens, and when nothing is left.
+    """
+    encoded = []
+    for prompt in prompts:
+        if len(tokenizer(prompt.text, add_special_tokens=False)["input_ids"]) < 2:
+            raise ArchsearchError(
+                f"the prompt in line {prompt.line} ({prompt.text!r}) is shorter than two tokens; remove or extend it"
+            )
+        if tokenizer.chat_template:
+            turns = [{"role": role, "content": content} for role, content in prompt.messages]
+            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = tokenizer("\n".join(content for _, content in prompt.messages))["input_ids"]
+        if len(ids) <= max_tokens:
+            encoded.append(EncodedPrompt(tuple(ids), prompt.category, prompt.id))
+    if not encoded:
+        raise ArchsearchError(f"none of the {len(prompts)} prompts fits into {max_tokens} tokens; shorten them")
+    if len(encoded) < len(prompts):
+        dropped = len(prompts) - len(encoded)
+        logger.warning("%d of %d prompts are longer than %d tokens and left out", dropped, len(prompts), max_tokens)
+    return encoded

@@ -1,0 +1,82 @@
+"""The workshop on a tiny target: short trainings that go on, further text, and drafts compared in pairs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from archsearch.drafts.records import ShortTraining, paired_logit_std
+from archsearch.drafts.trainer import Workshop, choose_finalists
+from archsearch.errors import ArchsearchError
+from archsearch.models.targets import resolve_target
+from archsearch.text.prompt_set import load_prompt_set
+from tests.doubles.world import TINY, make_model_folder, make_prompts
+
+SHAPE = TINY.replace(num_hidden_layers=1, tie_word_embeddings=False, draft_vocab_size=128)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    folder = tmp_path_factory.mktemp("shop")
+    make_model_folder(folder / "target")
+    prompts = load_prompt_set(make_prompts(folder / "prompts.jsonl"), None)
+    found = Workshop(resolve_target(str(folder / "target")), "float32", prompts, folder / "run", answer_tokens=16, threads=1)
+    found.write_text(60.0)
+    return found
+
+
+def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(shop: Workshop) -> None:
+    from archsearch.training.distill import DistillConfig, split_heldout
+
+    assert shop.write_more(0.0) is None and len(shop.training_caches()) == 1
+    more = shop.write_more(60.0)
+    assert more is not None and len(shop.training_caches()) == 2
+    kept_out = split_heldout(shop.text().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
+    unseen = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in kept_out}
+    answered = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in more.sequences}
+    written = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in shop.text().sequences}
+    assert unseen and answered == written - unseen
+    again = Workshop(shop.target, "float32", shop.prompts, shop.folder, answer_tokens=16)  # another process finds it
+    assert [cache.fingerprint for cache in again.training_caches()] == [cache.fingerprint for cache in shop.training_caches()]
+
+
+def test_a_short_training_goes_on_and_is_not_done_twice(shop: Workshop) -> None:
+    first = shop.train_short(SHAPE, 2000)
+    assert 2000 <= first.tokens < 3000 and first.points[-1][0] == first.tokens
+    assert len(first.hits) == len(first.heldout_tokens) and sum(first.hits) == pytest.approx(
+        first.points[-1][1] * sum(first.heldout_tokens)
+    )
+    curve = shop.draft_folder(SHAPE) / "curve.json"
+    before = curve.stat().st_mtime_ns
+    assert shop.train_short(SHAPE, 1500) == first and curve.stat().st_mtime_ns == before
+    second = shop.train_short(SHAPE, 4000)
+    assert second.tokens >= 4000 and second.seconds > first.seconds
+    assert set(first.points) <= set(second.points)  # the same curve, longer
+    limited = shop.train_short(SHAPE, 10**9, limit_s=second.seconds + 0.3)
+    assert limited.tokens < 10**8 and limited.seconds < second.seconds + 5
+    draft = shop.train(SHAPE, limited.seconds + 0.5)  # the full training goes on from there
+    assert draft.alpha.source == "measured" and (draft.folder / "model.safetensors").exists()
+
+
+def test_pairing_removes_what_texts_share() -> None:
+    def short(hits: tuple[int, ...]) -> ShortTraining:
+        return ShortTraining(SHAPE, 100, 1.0, 100.0, ((100, 0.5),), hits, (20,) * len(hits))
+
+    easy_and_hard = tuple(10 + round(8 * math.sin(i)) for i in range(40))
+    ahead = tuple(value + 1 for value in easy_and_hard)
+    other = tuple(10 + round(8 * math.cos(3 * i)) for i in range(40))
+    assert paired_logit_std(short(easy_and_hard), short(easy_and_hard)) == pytest.approx(0.0, abs=1e-9)
+    assert paired_logit_std(short(easy_and_hard), short(ahead)) < 0.2 * paired_logit_std(short(easy_and_hard), short(other))
+    with pytest.raises(ArchsearchError, match="different texts"):
+        paired_logit_std(short((1, 2, 3)), short((1, 2)))
+
+
+def test_finalists_differ_in_depth_first() -> None:
+    class Item:
+        def __init__(self, layers: int, name: str) -> None:
+            self.architecture, self.name = TINY.replace(num_hidden_layers=layers), name
+
+    ranked = [Item(2, "a"), Item(2, "b"), Item(1, "c"), Item(4, "d")]
+    assert [item.name for item in choose_finalists(ranked, 3)] == ["a", "c", "d"]
+    assert [item.name for item in choose_finalists(ranked, 4)] == ["a", "c", "d", "b"]

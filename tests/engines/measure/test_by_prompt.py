@@ -1,0 +1,203 @@
+"""confirm() on an engine whose answers and times are made up, so that every figure is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling, round_statistics
+from archsearch.engines.measure.by_prompt import confirm, exactness_check
+from archsearch.errors import ArchsearchError, RunFailed
+
+PROMPTS = [EnginePrompt(f"p{i}", (1, 2, i), "code" if i % 2 else "chat") for i in range(4)]
+CALLS: list[tuple[int, str]] = []
+
+
+class FakeEngine:
+    """Alone 10 ms a token. With a draft: rounds of lengths 3, 1, 2 (times 4), 12 ms a round; prefill 100 ms."""
+
+    name = "fake"
+    version = "1"
+    concurrent = False
+    synthesises = False
+    schedules = False
+    wrong: frozenset[str] = frozenset()
+    lengths = (3, 1, 2) * 4
+
+    def start(self, target: object, draft: object, gamma: int, *, synthetic=(), schedule=()) -> None:
+        self.gamma = gamma
+
+    def steps(self) -> tuple:
+        return ()
+
+    def stop(self) -> None:
+        CALLS.append((self.gamma, "stop"))
+
+    def token_logits(self, token_ids, candidates) -> list[float]:
+        assert len(token_ids) == 3 + 5
+        return [2.0 if token == 5 else 1.9 for token in candidates]
+
+    def generate(self, prompts, sampling: Sampling) -> list[GenerationResult]:
+        return [self.one(prompt) for prompt in prompts]
+
+    def one(self, prompt: EnginePrompt) -> GenerationResult:
+        CALLS.append((self.gamma, prompt.prompt_id))
+        tokens = list(range(25))
+        if self.gamma == 0:
+            return GenerationResult(prompt.prompt_id, "", tuple(tokens), 0.1 + 0.24, 0.1, 0.24, 24)
+        if prompt.prompt_id in self.wrong:
+            tokens[5] = 99
+        lengths = [min(length, self.gamma + 1) for length in self.lengths]
+        by_position = round_statistics(lengths, self.gamma)
+        decode_s = 0.012 * (len(lengths) - 1)
+        return GenerationResult(
+            prompt.prompt_id,
+            "",
+            tuple(tokens),
+            0.1 + decode_s,
+            0.1,
+            decode_s,
+            sum(lengths) - lengths[0],
+            len(lengths),
+            self.gamma * len(lengths),
+            by_position,
+            tuple(lengths),
+            (0.012,) * (len(lengths) - 1),
+        )
+
+
+def test_figures() -> None:
+    CALLS.clear()
+    seen: list[tuple[str, float, float]] = []
+    results = confirm(FakeEngine, None, None, [2, 1], PROMPTS, progress=lambda *args: seen.append(args))
+    assert list(results) == [1, 2]
+    two = results[2]
+    # Per cycle of three rounds: accepted 2 + 0 + 1, rejected 0 + 1 + 1.
+    assert two.alpha.value == pytest.approx(3 / 5) and two.alpha.std < 1e-9 and two.alpha.source == "measured"
+    assert two.accepted_by_position == pytest.approx((2 / 3, 1 / 3))
+    assert two.tau.value == pytest.approx(2.0)
+    assert two.rounds == 48 and two.prompts == 4
+    # Decode window: 21 tokens in 11 rounds of 12 ms.
+    assert two.baseline_tokens_per_s == pytest.approx(100.0) and two.decode_s == pytest.approx(0.010)
+    assert two.tokens_per_s == pytest.approx(21 / 0.132)
+    assert two.speedup.value == pytest.approx(0.010 * 21 / 0.132) == pytest.approx(two.speedup_pooled)
+    assert two.speedup_interval == pytest.approx((two.speedup.value,) * 2)
+    assert two.speedup_end_to_end == pytest.approx(0.34 / 0.232)
+    assert two.round_s == pytest.approx(0.012)
+    assert set(two.categories) == {"chat", "code"} and two.categories["code"].prompts == 2
+    assert two.categories["chat"].alpha == pytest.approx(0.6) and two.categories["chat"].tau == pytest.approx(2.0)
+    assert two.identical_output.identical == two.identical_output.prompts == 4
+    # gamma 1: of each cycle (2, 1, 2) two accepted, one rejected.
+    assert results[1].alpha.value == pytest.approx(2 / 3) and results[1].accepted_by_position == pytest.approx((2 / 3,))
+    assert seen[-1][1:] == (12, 12)
+
+
+def test_a_disturbed_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt ran ten times slower with the draft: the median hides it, the pooled figure does not."""
+    usual = FakeEngine.one
+
+    def one(self: FakeEngine, prompt: EnginePrompt) -> GenerationResult:
+        answer = usual(self, prompt)
+        slow = self.gamma and prompt.prompt_id == "p1"
+        return dataclasses.replace(answer, decode_seconds=10 * answer.decode_seconds) if slow else answer
+
+    calm = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
+    monkeypatch.setattr(FakeEngine, "one", one)
+    rough = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
+    assert not calm.disturbed and rough.disturbed
+    assert rough.speedup.value == pytest.approx(calm.speedup.value)
+
+
+def test_interleaving() -> None:
+    CALLS.clear()
+    confirm(FakeEngine, None, None, [3, 1], PROMPTS[:2])
+    warm_up, timed = CALLS[:3], CALLS[3:9]
+    assert warm_up == [(0, "p0"), (1, "p0"), (3, "p0")]
+    assert timed == [(0, "p0"), (1, "p0"), (3, "p0"), (3, "p1"), (1, "p1"), (0, "p1")]
+    assert sorted(CALLS[9:]) == [(0, "stop"), (1, "stop"), (3, "stop")]
+
+
+def test_differences_are_shown_with_the_targets_logits() -> None:
+    class Wrong(FakeEngine):
+        wrong = frozenset({"p2"})
+
+    result = confirm(Wrong, None, None, [2], PROMPTS)[2]
+    identity = result.identical_output
+    assert (identity.identical, identity.prompts) == (3, 4)
+    [difference] = identity.differences
+    assert (difference.prompt_id, difference.position, difference.alone_token, difference.draft_token) == ("p2", 5, 5, 99)
+    assert difference.logit_gap == pytest.approx(0.1) and identity.largest_gap() == pytest.approx(0.1)
+    assert exactness_check(Wrong, None, None, 2, PROMPTS).identical == 3
+    assert exactness_check(FakeEngine, None, None, 2, PROMPTS).identical == 4
+
+
+def test_confirmed_json_has_what_the_design_asks() -> None:
+    data = confirm(FakeEngine, None, None, [2], PROMPTS)[2].to_dict(predicted_speedup=1.75)
+    wanted = {
+        "engine",
+        "engine_version",
+        "prompts",
+        "gamma",
+        "alpha",
+        "accepted_by_position",
+        "tau",
+        "baseline_tokens_per_s",
+        "tokens_per_s",
+        "speedup",
+        "predicted_speedup",
+        "relative_error",
+        "identical_output",
+    }
+    assert wanted <= set(data)
+    assert data["relative_error"] == pytest.approx(1.75 / data["speedup"]["value"] - 1)
+    json.dumps(data)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ArchsearchError, match="at least one prompt"):
+        confirm(FakeEngine, None, None, [2], [])
+
+    class Silent(FakeEngine):
+        def one(self, prompt: EnginePrompt) -> GenerationResult:
+            return GenerationResult(prompt.prompt_id, "", (1,), 0.1, 0.1, 0.0, 0, 0, 0, (0,) * self.gamma)
+
+    CALLS.clear()
+    with pytest.raises(RunFailed, match="no whole round of gamma 2"):
+        confirm(Silent, None, None, [2], PROMPTS)
+    assert (2, "stop") in CALLS  # engines are released
+
+
+def test_prompts_before_a_failure_are_kept() -> None:
+    class Dies(FakeEngine):
+        def generate(self, prompts, sampling: Sampling) -> list[GenerationResult]:
+            if self.gamma and prompts[0].prompt_id == "p2" and sampling.max_new_tokens > 16:
+                raise RunFailed("the engine was killed by signal 9")
+            return super().generate(prompts, sampling)
+
+    with pytest.raises(RunFailed, match="signal 9") as caught:
+        confirm(Dies, None, None, [2], PROMPTS)
+    assert caught.value.results[2].prompts == 2 and caught.value.results[2].tau.value == pytest.approx(2.0)
+
+
+def test_engines_that_do_not_fit_together_take_turns() -> None:
+    alive: set[int] = set()
+    most: list[int] = []
+
+    class Alone(FakeEngine):
+        def start(self, target: object, draft: object, gamma: int, **options: object) -> None:
+            super().start(target, draft, gamma)
+            alive.add(id(self))
+            most.append(len(alive))
+
+        def stop(self) -> None:
+            alive.discard(id(self))
+
+    Alone.wrong = frozenset({"p1"})
+    kept: list[Alone] = []
+    results = confirm(lambda: kept.append(Alone()) or kept[-1], None, None, [1, 2], PROMPTS, apart=True)
+    assert max(most) == 1 and not alive
+    together = confirm(FakeEngine, None, None, [1, 2], PROMPTS)
+    assert results[2].speedup.value == pytest.approx(together[2].speedup.value) and results[2].rounds == together[2].rounds
+    assert results[2].identical_output.identical == 3  # the target alone was started again to look at the tie

@@ -1,0 +1,87 @@
+"""Rows out of an engine's steps, on an engine whose times are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.engines.measure.passes import measure_passes, spread_drafts
+from archsearch.errors import RunFailed
+from archsearch.latency.engine_passes import pass_of
+from tests.doubles.made_up_engine import MadeUpEngine
+
+TARGET = Architecture(64, 128, 4, 4, 2, 16, 320)
+DRAFTS = [(TARGET.replace(num_hidden_layers=layers), Path(f"draft-{layers}")) for layers in (1, 2)]
+
+
+def measured(engine: MadeUpEngine, **options: object) -> list:
+    return measure_passes(
+        lambda: engine, "target", TARGET, DRAFTS, dtype="bfloat16", mode="eager", vocabulary=320, context=64, **options
+    )
+
+
+@pytest.mark.parametrize("schedules", [True, False])
+def test_rows_are_the_engine_s_times(schedules: bool) -> None:
+    kept: list = []
+    rows = measured(MadeUpEngine(schedules=schedules), slowdown=lambda: 2.0, record=kept.append)
+    assert {row.key: row for row in kept} == {row.key: row for row in rows} and {row.kind for row in rows} == {"pass", "rest"}
+    targets = {(arch, batch, tokens): row for row in rows if row.kind == "pass" for arch, batch, tokens, *_ in [pass_of(row)]}
+    assert {batch for _, batch, _ in targets} == {1, 2, 4, 8}
+    for row in rows:
+        assert row.slowdown == 2.0 and row.dtype == "bfloat16" and len(row.times_s) >= 5
+        sizes = row.sizes()
+        if row.kind == "pass":
+            arch, batch, tokens, context, cold, is_target = pass_of(row)
+            law = 10e-3 + 1e-3 * batch * tokens if is_target else 1e-3 + 0.2e-3 * batch * tokens
+            assert row.median_s == pytest.approx(law / 2) and arch in (TARGET, DRAFTS[0][0], DRAFTS[1][0])
+            assert is_target == (arch == TARGET) and (cold or tokens == 1) and context % 64 == 0
+        else:
+            gamma = sizes["gamma"]
+            assert row.median_s == pytest.approx(((2e-3 + 0.3e-3 * gamma) if gamma else 0.5e-3) / 2)
+            assert sizes["first_tokens"] == (gamma + 2 if gamma else 0)
+
+
+def test_a_schedule_needs_one_start_a_draft() -> None:
+    engine = MadeUpEngine()
+    measured(engine)
+    assert [entry for entry in engine.log if entry.startswith("start")] == ["start 0", "start 5 schedule", "start 4 schedule"]
+    engine = MadeUpEngine(schedules=False)
+    measured(engine, known={None})
+    starts = [entry for entry in engine.log if entry.startswith("start")]
+    assert len(starts) == 8 and not any("schedule" in entry for entry in starts)
+
+
+def test_whole_steps_become_what_the_engine_adds() -> None:
+    def passes_s(draft: Architecture | None, step) -> float:  # noqa: ANN001
+        gamma = step.gamma
+        return 10e-3 + 1e-3 * (gamma + 1) + (gamma * 1e-3 + 0.2e-3 * (2 * gamma + 1) if gamma else 0.0)
+
+    rows = measured(MadeUpEngine(tells=False), passes_s=passes_s)
+    assert {row.kind for row in rows} == {"engine"}
+    for row in rows:
+        gamma = row.sizes()["gamma"]
+        assert row.median_s == pytest.approx((2e-3 + 0.3e-3 * gamma) if gamma else 0.5e-3)
+        assert (
+            row.sizes()["draft_layers"] == (0 if not gamma else row.sizes()["draft_layers"]) and row.sizes()["vocab_size"] == 320
+        )
+
+
+def test_an_engine_that_tells_nothing_is_refused() -> None:
+    engine = MadeUpEngine(tells_steps=False)
+    with pytest.raises(RunFailed, match="made-up does not tell what its steps take"):
+        measured(engine)
+    assert engine.log[-1] == "stop"
+
+
+def test_drafts_are_spread_and_have_full_heads() -> None:
+    shapes = [
+        TARGET.replace(num_hidden_layers=layers, intermediate_size=ffn, draft_vocab_size=64)
+        for layers in (1, 2, 4, 8)
+        for ffn in (64, 128, 256)
+    ]
+    chosen = spread_drafts(shapes, 3)
+    assert len(chosen) == 3 and all(not shape.trimmed for shape in chosen)
+    assert {chosen[0].num_hidden_layers, chosen[1].num_hidden_layers} == {1, 8}
+    assert len(spread_drafts(shapes[:2], 5)) == 2

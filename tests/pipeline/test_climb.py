@@ -1,0 +1,269 @@
+"""The climb over made-up trainings: what is trained, for how long, what is dropped, and that it goes on where it was killed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import optuna
+import pytest
+
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import body_parameters
+from archsearch.drafts.records import ShortTraining, TrainedDraft
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.pipeline import climb
+from archsearch.search import rungs, study
+from archsearch.search.objective import Scorer
+from archsearch.search.space import SearchSpace
+from archsearch.speedup import sigmoid, tau
+from archsearch.workload import Workload
+
+TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
+SPACE = SearchSpace.from_dict(
+    {
+        "dimensions": {
+            "num_hidden_layers": [1, 2, 3, 4, 6],
+            "hidden_size": [384, 576],
+            "ffn_ratio": [1, "target"],
+            "num_key_value_heads": [1, 3],
+            "kv_group_size": [3],
+            "draft_vocab_size": [2048, 8192],
+        }
+    },
+    "small",
+)
+SPEED = 2000.0
+TEXTS = 40
+
+
+class Latency:
+    """Bytes and layers; the target takes 40 ms."""
+
+    def decode_s(self, target, workload):
+        return Estimate(0.040, 0.0004, "measured")
+
+    def verify_s(self, target, workload, gamma):
+        return Estimate(0.042 + 0.001 * gamma, 0.0004, "measured")
+
+    def draft_s(self, draft, workload, gamma):
+        return Estimate(gamma * (0.0006 * draft.num_hidden_layers + climb.work(draft) / 8e9), 1e-5, "measured")
+
+    def overhead_s(self, target, workload, gamma):
+        return Estimate(0.003, 0.0, "measured")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def true_logit(arch: Architecture, tokens: float) -> float:
+    """The law that the made-up trainings follow: depth matters more than the prior believes, and what starts late catches up."""
+    size = math.log10(body_parameters(arch) / 7e6)
+    ahead = 0.3 * size + 0.45 * math.log(arch.num_hidden_layers)
+    return -0.4 + rungs.catch_up(int(tokens))[0] * ahead + 0.40 * math.log(tokens / 64_000)
+
+
+@dataclass
+class Shop:
+    """Trains by the law, on the clock; remembers every call. `die_after`: raise KeyboardInterrupt in that training."""
+
+    folder: Path
+    clock: Clock
+    die_after: int | None = None
+    calls: list[tuple[Architecture, int]] = field(default_factory=list)
+    full: list[tuple[Architecture, float]] = field(default_factory=list)
+    nets: list[list[Architecture]] = field(default_factory=list)
+
+    def draft_folder(self, arch: Architecture) -> Path:
+        name = f"{arch.num_hidden_layers}-{arch.hidden_size}-{arch.intermediate_size}-{arch.num_key_value_heads}-{arch.head_rows}"
+        return self.folder / "finalists" / name
+
+    def train_short(self, arch, tokens, seed=0, label="", *, limit_s=None):
+        path = self.draft_folder(arch) / "curve.json"
+        before = ShortTraining.from_dict(json.loads(path.read_text())) if path.exists() else None
+        if before is not None and before.tokens >= tokens:
+            return before
+        if self.die_after is not None and len(self.calls) >= self.die_after:
+            raise KeyboardInterrupt
+        done = before.tokens if before else 0
+        if limit_s is not None:
+            tokens = min(tokens, int(limit_s * SPEED))
+        self.calls.append((arch, tokens))
+        wall = (tokens - done) / SPEED + 1.0
+        self.clock.now += wall
+        points = tuple((n, sigmoid(true_logit(arch, n))) for n in (tokens // 4, tokens // 2, tokens))
+        hits = tuple(round(50 * points[-1][1] + 3 * math.sin(i)) for i in range(TEXTS))
+        short = ShortTraining(arch, tokens, tokens / SPEED, SPEED, points, hits, (50,) * TEXTS, wall)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(short.to_dict()))
+        return short
+
+    def train_supernet(self, shapes, seconds, seed=0):
+        self.clock.now += seconds
+        self.nets.append(list(shapes))
+        return [sigmoid(true_logit(arch, 20_000) - 0.5) for arch in shapes]
+
+    def train(self, arch, budget_s, seed=0, label=""):
+        path = self.draft_folder(arch) / "training.json"
+        before = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
+        curve = self.draft_folder(arch) / "curve.json"
+        if not before and curve.exists():
+            before = json.loads(curve.read_text())["seconds"]
+        self.clock.now += max(0.0, budget_s - before)
+        budget_s = max(before, budget_s)  # a longer training stays what it is
+        self.full.append((arch, budget_s))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"seconds": budget_s, "tokens": int(budget_s * SPEED)}))
+        alpha = sigmoid(true_logit(arch, budget_s * SPEED))
+        taus = {gamma: Estimate(tau(alpha, gamma), 0.02, "measured") for gamma in range(1, 9)}
+        return TrainedDraft(
+            arch, path.parent, Estimate(alpha, 0.01, "measured"), {"": Estimate(alpha, 0.01, "measured")}, taus, (alpha,)
+        )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(climb, "time", found)
+    return found
+
+
+PLAN = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
+
+
+def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prior", **shop) -> climb.Climb:
+    """A climb over every shape of SPACE, as a process that starts now."""
+    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance())
+    request = SimpleNamespace(seed=0, confirm=1, finalists=3, alpha=alpha)
+    session = SimpleNamespace(scorer=scorer, space=SPACE, request=request)
+    ledger = climb.Ledger(folder / "rungs.json", plan.budget_s, clock.now)
+    mirror = study.ClimbStudy(SPACE, scorer, folder / "journal.log", rungs.STD_FACTOR)
+    pool = dict.fromkeys(SPACE.enumerate(TARGET))
+    return climb.Climb(session, Shop(folder, clock, **shop), ledger, plan, scorer, [], mirror, pool=pool)
+
+
+def by_law(tokens: float) -> dict[Architecture, float]:
+    """The speed-up of every shape by the law."""
+    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance())
+
+    def value(arch: Architecture) -> float:
+        alpha = sigmoid(true_logit(arch, tokens))
+        taus = {gamma: Estimate(tau(alpha, gamma), 0.0, "given") for gamma in range(1, 9)}
+        return scorer.measured(arch, Estimate(alpha, 0.0, "given"), taus).speedup.value
+
+    return {arch: value(arch) for arch in SPACE.enumerate(TARGET)}
+
+
+def test_the_climb_finds_what_the_prior_does_not_see(tmp_path: Path, clock: Clock) -> None:
+    ascent = make(tmp_path, clock)
+    prior_best = max(ascent.pool, key=lambda arch: ascent.scorer(arch).speedup.value)
+    start = clock.now
+    drafts = ascent.climb()
+    values = by_law(1e6)
+    chosen = max(drafts, key=lambda draft: ascent._measured(draft).speedup.value).architecture
+    assert values[chosen] > 0.95 * max(values.values()) > values[prior_best]
+    # All of it inside the budget: what is left is what confirming takes, and the margin.
+    spent = clock.now - start
+    assert spent + PLAN.confirm_s == pytest.approx((1 - rungs.MARGIN_SHARE) * PLAN.budget_s, rel=0.02)
+    data = json.loads((tmp_path / "rungs.json").read_text())
+    trained = {row["label"] for row in data["rungs"] if row["rung"] == 1}
+    assert len(trained) >= 6 and len({row["shape"]["num_hidden_layers"] for row in data["rungs"] if row["rung"] == 1}) >= 3
+    # Equal tokens for all shapes of a round, twice as many in the next.
+    for entry in data["rounds"]:
+        tokens = {row["tokens"] for row in data["rungs"] if row["rung"] == 1 and row["round"] == entry["round"]}
+        assert tokens == {entry["tokens"]}
+    assert all(b["tokens"] == 2 * a["tokens"] for a, b in pairwise(data["rounds"]))
+    assert {row["state"] for row in data["rungs"]} <= {"kept", "pruned", "dropped", "trained"}
+    assert all(row["why"] for row in data["rungs"] if row["state"] in ("pruned", "dropped"))
+    assert {row["alpha"]["source"] for row in data["rungs"] if row["rung"] == 2} == {"measured"}
+
+
+def test_the_study_holds_every_candidate_with_its_rungs(tmp_path: Path, clock: Clock) -> None:
+    ascent = make(tmp_path, clock)
+    drafts = ascent.climb()
+    stored = optuna.load_study(study_name="archsearch-climb", storage=study.open_storage(tmp_path / "journal.log"))
+    assert {t.state.name for t in stored.trials} == {"COMPLETE", "PRUNED"}
+    shapes = {Architecture.from_dict(t.user_attrs["architecture"]): t for t in stored.trials}
+    assert len(shapes) == len(stored.trials) == len({arch for arch, _ in ascent.shop.calls})
+    best = shapes[drafts[0].architecture]
+    assert best.state.name == "COMPLETE" and best.last_step == 1 + max(e["round"] for e in ascent.ledger.data["rounds"])
+    pruned = [t for t in stored.trials if t.state.name == "PRUNED"]
+    assert pruned and all(t.user_attrs["why"] and t.intermediate_values for t in pruned)
+
+
+@pytest.mark.parametrize("die_after", [0, 1, 3, 9])
+def test_a_killed_climb_trains_nothing_twice(tmp_path: Path, clock: Clock, die_after: int) -> None:
+    whole = make(tmp_path / "whole", clock)
+    whole.climb()
+    dying = make(tmp_path / "a", clock, die_after=die_after)
+    with pytest.raises(KeyboardInterrupt):
+        dying.climb()
+    again = make(tmp_path / "a", clock)
+    drafts = again.climb()
+    calls = [*dying.shop.calls, *again.shop.calls]
+    assert len(set(calls)) == len(calls)  # no shape to the same tokens twice
+    assert [arch for arch, _ in calls] == [arch for arch, _ in whole.shop.calls]
+    assert drafts[0].architecture == whole.shop.full[0][0]
+    # Once more: everything is there, nothing is trained.
+    done = make(tmp_path / "a", clock)
+    before = clock.now
+    assert done.climb()[0].architecture == drafts[0].architecture
+    assert not done.shop.calls and clock.now == before
+
+
+def test_a_larger_budget_goes_on_from_there(tmp_path: Path, clock: Clock) -> None:
+    small = make(tmp_path, clock)
+    small.climb()
+    trained = {arch for arch, _ in small.shop.calls}
+    plan = rungs.divide(7200.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
+    more = make(tmp_path, clock, plan)
+    drafts = more.climb()
+    assert more.ledger.elapsed_s() < 7200
+    assert not {(arch, tokens) for arch, tokens in more.shop.calls} & set(small.shop.calls)
+    assert trained and max(seconds for _, seconds in more.shop.full) > max(seconds for _, seconds in small.shop.full)
+    assert drafts
+
+
+def test_a_time_that_is_gone_trains_nothing_and_says_so(tmp_path: Path, clock: Clock) -> None:
+    ascent = make(tmp_path, clock)
+    clock.now += 1700.0
+    assert ascent.climb() == []
+    assert any("larger --time-budget" in note for note in ascent.ledger.data["notes"])
+
+
+def test_the_table_and_the_trials(tmp_path: Path, clock: Clock) -> None:
+    ascent = make(tmp_path, clock)
+    ascent.climb()
+    table = climb.summary(ascent.ledger)
+    assert [row["rung"] for row in table] == [0, *[1] * len(ascent.ledger.data["rounds"]), 2]
+    assert table[0]["candidates"] == len(ascent.pool) and table[-1]["score"]["source"] == "measured"
+    assert all(row["seconds"] > 0 for row in table[1:])
+    shape = ascent.ledger.data["rounds"][0]["shapes"][0]
+    rows = climb.trial_rows([{"number": 0, "state": "COMPLETE", **shape}, {"number": 1, "state": "PRUNED"}], ascent.ledger)
+    assert rows[0]["rung"] >= 1 and rows[0]["rung_1_1_alpha_source"] == "modelled" and 0 < rows[0]["rung_1_1_alpha"] < 1
+    assert rows[1] == {"number": 1, "state": "PRUNED"}
+
+
+def test_a_supernet_that_is_asked_for_ranks_first_and_is_judged(tmp_path: Path, clock: Clock) -> None:
+    ascent = make(tmp_path, clock, alpha="supernet")
+    start = clock.now
+    ascent.climb()
+    assert len(ascent.shop.nets) == 1 and len({arch.head_rows for arch in ascent.shop.nets[0]}) == 1
+    assert any(note.startswith("supernet o") for note in ascent.ledger.data["notes"])
+    assert clock.now - start < PLAN.budget_s
+    assert not make(tmp_path, clock, alpha="supernet").climb() == [] and len(ascent.shop.nets) == 1
+    wide = make(tmp_path / "wide", clock, alpha="supernet")
+    wide.pool = {arch.replace(hidden_size=1152, num_attention_heads=9, num_key_value_heads=9): None for arch in wide.pool}
+    with pytest.raises(ArchsearchError, match="use --alpha distilled"):
+        wide.climb()

@@ -1,0 +1,122 @@
+"""`archsearch profile` on a GPU, end to end on a stand-in: the real plan, selection, rows, model and check; a CPU that is timed
+where a GPU would be."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from archsearch.errors import ArchsearchError
+from archsearch.hardware.device import load_device
+from archsearch.pipeline import ProfileRequest, choose_latency, profile_device
+from archsearch.pipeline import profile as pipeline_profile
+from archsearch.profiles import Profile
+from archsearch.profiling import cuda
+from archsearch.profiling import gpu_sweep as selection
+from archsearch.profiling.cuda import CudaBench
+from archsearch.search.space import SearchSpace
+from archsearch.workload import Workload
+from tests.doubles.world import SPACE as TINY_SPACE
+from tests.doubles.world import TINY
+
+
+class CpuRunner:
+    """Runs a captured call once on the CPU and reports its time for every call of the capture."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, too_large: int = 10**9) -> None:
+        self.too_large = too_large
+
+    def capture(self, calls: Sequence[Any]) -> Any:
+        if len(calls) >= self.too_large:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 EiB.")
+
+        def replay() -> None:
+            calls[0]()
+
+        replay.calls = len(calls)  # type: ignore[attr-defined]
+        return replay
+
+    def seconds(self, run: Any, count: int, before: Any) -> float:
+        start = time.perf_counter()
+        run()
+        return count * getattr(run, "calls", 1) * max(time.perf_counter() - start, 1e-6)
+
+    def release(self) -> None:
+        pass
+
+
+SPACE = SearchSpace.from_dict(yaml.safe_load(TINY_SPACE), "tiny")
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An H200 that is here, as far as everything above the runner can tell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline_profile, "check_claim", lambda name, threads: load_device("h200"))
+    monkeypatch.setattr(cuda, "cuda_problem", lambda: None)
+
+    def opened(device: Any, profile: Profile, *, mode: str, dtype: str, allow_busy: bool) -> CudaBench:
+        return CudaBench(profile, device, mode=mode, runner=CpuRunner(), last_level_cache_bytes=1 << 20)
+
+    monkeypatch.setattr(cuda, "open_bench", opened)
+    real = selection.needs
+    few = {"batches": (1,), "contexts": (16, 64), "verify_tokens": (3,), "steps": 12, "models": 14}
+    monkeypatch.setattr(selection, "needs", lambda *args, **kwargs: real(*args, **{**kwargs, **few}))
+    return tmp_path
+
+
+def request(**changes: Any) -> ProfileRequest:
+    values = {"dtypes": ("bfloat16",), "budget_s": 40.0, "check": 2, "engine": False, **changes}
+    return ProfileRequest("h200", TINY, SPACE, **values)
+
+
+@pytest.mark.slow
+def test_both_modes_are_measured_checked_and_searched_from(stand_in: Path) -> None:
+    result = profile_device(request())
+    assert set(result["sweeps"]) == {"bfloat16 graph", "bfloat16 eager"}
+    assert result["rows"] == result["new_rows"] > 60 and not result["skipped"]
+    profile = Profile.load(Path(result["folder"]))
+    assert {row.mode for row in profile.rows.values()} == {"graph", "eager"}
+    assert not profile.imported and set(profile.provenance) == {"graph", "eager"}
+    for mode in ("graph", "eager"):
+        kinds = {row.kind for row in profile.rows.values() if row.mode == mode}
+        assert {"gemm", "attention", "elementwise", "forward"} <= kinds
+        check = json.loads((Path(result["folder"]) / f"check-bfloat16-{mode}.json").read_text())
+        assert check["draft step"]["cases"] >= 2 and check["mode"] == mode
+    source = choose_latency("h200", None, TINY, dtype=None, mode=None, engine="transformers")
+    assert source.mode == "graph" and "known error of a draft step" in source.words
+    step = source.latency.decode_s(TINY, Workload(1, 32, mode="graph"))
+    measured = next(row for row in profile.select("forward", "bfloat16", "graph"))
+    assert 0 < step.value < 50 * measured.median_s
+
+
+def test_the_same_command_continues_and_imported_tables_stay(stand_in: Path) -> None:
+    first = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
+    second = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
+    assert 0 < first["rows"] < second["rows"] and second["new_rows"] == second["rows"] - first["rows"]
+    with pytest.raises(ArchsearchError, match="not measured in float32 in graph mode; use one of bfloat16"):
+        profile_device(request(dtypes=("float32",)))
+    folder = stand_in / "theirs"
+    folder.mkdir()
+    Profile(load_device("h200").to_dict(), {}, provenance={"package": "tables"}, folder=folder).save_header()
+    with pytest.raises(ArchsearchError, match="holds imported tables; pass another --output"):
+        profile_device(request(output=folder))
+
+
+def test_points_that_do_not_fit_are_listed(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(device: Any, profile: Profile, **_: Any) -> CudaBench:
+        return CudaBench(profile, device, mode="graph", runner=CpuRunner(too_large=2), last_level_cache_bytes=1 << 20)
+
+    monkeypatch.setattr(cuda, "open_bench", opened)
+    result = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
+    assert result["skipped"] and result["rows"] == 0
+    assert "missing" in result["models"]["bfloat16 graph"]

@@ -1,0 +1,143 @@
+"""The run folder: what is written can be read, resumed, and refused with reasons."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.runs.run import CONFIRMED_FIELDS, create_run, git_commit, list_runs, open_run, package_versions, resume_run
+from archsearch.search.objective import Score
+
+ARGUMENTS = {"target": "smollm2-135m", "gpu": "cpu", "space": "demo", "trials": 300, "seed": 0, "prompts": Path("p.jsonl")}
+SPACE = {"dimensions": {"hidden_size": [256, "target"], "num_hidden_layers": [1, 2]}}
+PROFILE = {"folder": "profiles/cpu/x", "hash": "abc"}
+
+
+def _score(rank=1, layers=2):
+    one = Estimate(1.5, 0.1, "modelled")
+    shape = Architecture(576, 1536, layers, 9, 3, 64, 49152)
+    return Score(rank, shape, 100, 3, Estimate(0.5, 0.1, "prior"), one, one, one, one, one, one, 768, None)
+
+
+def _run(base, **changes):
+    return create_run(base, {**ARGUMENTS, **changes}, space=SPACE, seed=0, device={"key": "cpu-x"}, profile=PROFILE)
+
+
+def test_create_and_open(tmp_path):
+    run = _run(tmp_path)
+    again = open_run(run.path)
+    assert again.info == run.info and again.arguments["prompts"] == "p.jsonl"
+    data = yaml.safe_load(run.run_file.read_text())
+    assert data["space"] == SPACE and data["profile"] == PROFILE and data["seed"] == 0 and data["device"] == {"key": "cpu-x"}
+    assert data["code"]["version"] and data["packages"]["python"].count(".") == 2 and "optuna" in data["packages"]
+    assert run.path.name.endswith("smollm2-135m") and run.trials() == [] and run.ranks() == []
+
+
+def test_runs_of_the_same_second_do_not_collide(tmp_path):
+    paths = {_run(tmp_path).path for _ in range(3)}
+    assert len(paths) == 3
+    assert {run.path for run in list_runs(tmp_path)} == paths
+
+
+def test_a_named_folder_is_not_overwritten(tmp_path):
+    folder = tmp_path / "mine"
+    create_run(tmp_path, ARGUMENTS, space=SPACE, seed=0, path=folder)
+    with pytest.raises(ArchsearchError, match="already holds a run"):
+        create_run(tmp_path, ARGUMENTS, space=SPACE, seed=0, path=folder)
+
+
+def test_resume_with_the_same_or_free_arguments(tmp_path):
+    run = _run(tmp_path)
+    resumed = resume_run(run.path, {**ARGUMENTS, "trials": 500}, space=SPACE, seed=0, profile={**PROFILE, "folder": "elsewhere"})
+    assert resumed.path == run.path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "other", "words"),
+    [
+        ({"gpu": "a100"}, {}, "gpu was 'cpu', now 'a100'"),
+        ({"batch_size": 4}, {}, "batch_size was None, now 4"),
+        ({}, {"seed": 1}, "seed was 0, now 1"),
+        ({}, {"space": {"dimensions": {}}}, "search space's file has changed"),
+        ({}, {"profile": {"hash": "zzz"}}, "profile's hash was abc, now zzz"),
+    ],
+)
+def test_resume_with_other_arguments_says_which_differ(tmp_path, arguments, other, words):
+    run = _run(tmp_path)
+    keywords = {"space": SPACE, "seed": 0, "profile": PROFILE, **other}
+    with pytest.raises(ArchsearchError, match=words):
+        resume_run(run.path, {**ARGUMENTS, **arguments}, **keywords)
+
+
+def test_trials_csv(tmp_path):
+    run = _run(tmp_path)
+    run.write_trials([{"number": 0, "invalid": "a, b"}, {"number": 1, "speedup": 1.25}])
+    assert run.trials() == [{"number": "0", "invalid": "a, b", "speedup": ""}, {"number": "1", "invalid": "", "speedup": "1.25"}]
+    run.write_trials([])
+    assert run.trials() == []
+
+
+def test_best_and_confirmed(tmp_path):
+    run = _run(tmp_path)
+    run.write_best(_score(1), {"model_type": "llama"}, {"num_speculative_tokens": 3})
+    run.write_best(_score(2, layers=4))
+    assert run.ranks() == [1, 2] and run.score(2) == _score(2, layers=4) and len(run.scores()) == 2
+    assert sorted(p.name for p in run.best_dir(1).iterdir()) == ["config.json", "score.json", "speculative_config.json"]
+    assert run.confirmed(1) is None
+    confirmed = dict.fromkeys(CONFIRMED_FIELDS, 1)
+    run.write_confirmed(1, confirmed)
+    assert run.confirmed(1) == confirmed
+    with pytest.raises(ValueError, match="lacks engine"):
+        run.write_confirmed(1, {})
+    with pytest.raises(ArchsearchError, match="no rank 7; ranks: 1, 2"):
+        run.write_confirmed(7, confirmed)
+    with pytest.raises(ArchsearchError, match="no rank 7; ranks: 1, 2"):
+        run.score(7)
+
+
+def test_another_shape_at_a_rank_sets_the_old_one_aside(tmp_path):
+    run = _run(tmp_path)
+    folder = run.write_best(_score(1))
+    (folder / "model.safetensors").write_text("trained")
+    run.write_best(_score(1))
+    assert (folder / "model.safetensors").exists()
+    run.write_best(_score(1, layers=3))
+    assert not (folder / "model.safetensors").exists() and run.ranks() == [1]
+    assert (run.path / "best" / "replaced-1" / "model.safetensors").read_text() == "trained"
+
+
+def test_missing_and_broken_runs(tmp_path):
+    run = _run(tmp_path)
+    with pytest.raises(ArchsearchError, match=f"nope does not exist; runs in .*{run.path.name}"):
+        open_run(tmp_path / "nope")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArchsearchError, match="is no run folder"):
+        open_run(tmp_path / "empty")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for text, words in (("a: [", "cannot be read"), ("- 1", "is broken"), ("schema_version: 1", "created.* missing")):
+        (broken / "run.yaml").write_text(text)
+        with pytest.raises(ArchsearchError, match=words) as caught:
+            open_run(broken)
+        assert "\n" not in str(caught.value)
+    data = yaml.safe_load(run.run_file.read_text())
+    (broken / "run.yaml").write_text(yaml.safe_dump({**data, "schema_version": 99}))
+    with pytest.raises(ArchsearchError, match="schema version 99"):
+        open_run(broken)
+    assert [r.path for r in list_runs(tmp_path)] == [run.path]
+    assert list_runs(tmp_path / "none") == []
+
+
+def test_unwritable_base(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArchsearchError, match="cannot make"):
+        _run(tmp_path / "file")
+
+
+def test_versions_and_commit():
+    assert "no-such-package" not in package_versions(["no-such-package"])
+    commit = git_commit()
+    assert commit is None or len(commit.removesuffix("+changes")) == 40
