@@ -55,7 +55,7 @@ def workshop(session: SearchSession, run: Path) -> Workshop:
         if (run / name).is_dir() and not (folder / name).exists():
             (folder / name).symlink_to((run / name).resolve(), target_is_directory=True)
     shop = session.workshop()
-    shop.folder = folder
+    shop.folder = shop.texts.folder = folder
     return shop
 
 
@@ -82,7 +82,7 @@ def train(run: Path, only: list[int], seconds: float | None, head: int | None) -
         done = shop.draft_folder(arch) / "training.json"
         if done.exists() and float(read_json(done, "training record")["seconds"]) >= 0.98 * each:
             continue
-        shop.text()
+        shop.texts.training()
         draft = shop.train(arch, each, session.request.seed, name)
         print(f"{name}: alpha {draft.alpha.value:.3f} after {each:.0f} s", flush=True)
 

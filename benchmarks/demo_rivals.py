@@ -73,7 +73,7 @@ def main() -> None:
         if done.exists() and float(read_json(done, "training record")["seconds"]) >= 0.98 * budget:
             drafts[name] = load_trained(arch, folder)
         else:
-            shop.write_text(1.0) if not (options.run / "text" / "cache.json").exists() else shop.text()
+            shop.texts.write_training(1.0) if not (options.run / "text" / "cache.json").exists() else shop.texts.training()
             drafts[name] = shop.train(arch, budget, session.request.seed, name)
 
     encoded = encode_prompts(spread_prompts(shop.prompts.heldout, options.prompts), shop.tokenizer)

@@ -1,11 +1,8 @@
-"""Finalists: drafts that get weights. Text is written once by the target; every draft is initialised from the target, distilled
-on that text, and measured on held-out text, all on the same sequences.
+"""Finalists: drafts that get weights. Every draft is initialised from the target, distilled on the run's texts
+(`archsearch.drafts.texts`), and measured on its held-out text, all on the same sequences.
 
-Folders inside a run:
+Folders inside a run, beside those of the texts:
 
-    text/        what the target wrote for the training prompts, with its hidden states
-    heldout/     the same for the held-out prompts: what acceptance is measured on
-    more/        sampled answers to the training prompts, where the climb had time for them
     finalists/<shape>/   draft folder (weights), checkpoint/, trace.npz, training.json; of a short training curve.json
 """
 
@@ -21,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, TrainedDraft, trained_draft
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.drafts.texts import RunTexts
 from archsearch.files import read_json, write_json
+from archsearch.models.loaded import LoadedTarget
 from archsearch.models.targets import TargetRef
 from archsearch.progress import ProgressLine
 from archsearch.text.prompt_set import PromptSet
 
 if TYPE_CHECKING:
-    from archsearch.acceptance.estimator import VocabularyCoverage
     from archsearch.text.cache import TextCache
     from archsearch.text.vocabulary import DraftVocabulary
 
@@ -37,12 +34,6 @@ ANSWER_TOKENS: Final = 96
 
 
 SUPERNET_FIRST_TOKENS: Final = 4000  # per shape: to learn the speed
-
-
-MORE_TEMPERATURE: Final = 0.7  # of further answers: near what the target writes greedily, yet not the same again
-
-
-COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
 class Workshop:
@@ -59,11 +50,9 @@ class Workshop:
         plain_text: Path | None = None,
         threads: int | None = None,
     ) -> None:
-        self.target, self.dtype, self.prompts, self.folder = target, dtype, prompts, folder
-        self.answer_tokens, self.plain_text = answer_tokens, plain_text
-        self._models: dict[str, Any] = {}
-        self._tokenizer: Any = None
-        self._texts: dict[str, TextCache] = {}
+        self.target, self.prompts, self.folder = target, prompts, folder
+        self.loaded = LoadedTarget(target, dtype)
+        self.texts = RunTexts(self.loaded, prompts, folder, answer_tokens, plain_text)
         if threads is not None:
             import torch
 
@@ -71,131 +60,11 @@ class Workshop:
 
     def model(self, dtype: str | None = None) -> Any:
         """The target in `dtype` (the run's by default)."""
-        from archsearch.models.load import load_target
-
-        name = dtype or self.dtype
-        if name not in self._models:
-            self._models[name], self._tokenizer = load_target(self.target, name)
-        return self._models[name]
+        return self.loaded.model(dtype)
 
     @property
     def tokenizer(self) -> Any:
-        if self._tokenizer is None:
-            from archsearch.models.load import load_tokenizer
-
-            self._tokenizer = load_tokenizer(self.target)
-        return self._tokenizer
-
-    def write_text(self, budget_s: float) -> TextCache:
-        """The training text, written within about `budget_s`; a finished or interrupted cache is used and continued."""
-        from archsearch.text.generate import generate_text
-        from archsearch.text.plain import encode_text
-
-        both = {prompt.text for prompt in self.prompts.heldout} & {prompt.text for prompt in self.prompts.train}
-        if both:
-            raise ArchsearchError(
-                f"{len(both)} prompts are in both the training and the held-out file (one: {min(both)[:60]!r}); "
-                "remove them from one"
-            )
-        with ProgressLine("target writes training text") as line:
-            self._texts["text"] = generate_text(
-                self.model(),
-                self.tokenizer,
-                self.prompts.train,
-                cache_dir=self.folder / "text",
-                max_new_tokens=self.answer_tokens,
-                budget_s=budget_s,
-                progress=lambda p: line(f"{p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s),
-            )
-        if self.plain_text is not None:
-            with ProgressLine("target reads plain text") as line:
-                self._texts["plain"] = encode_text(
-                    self.model(),
-                    self.tokenizer,
-                    self.plain_text,
-                    cache_dir=self.folder / "plain",
-                    budget_s=0.3 * budget_s,
-                    progress=lambda p: line("", p["seconds"], 0.3 * budget_s),
-                )
-        return self._texts["text"]
-
-    def write_more(self, budget_s: float) -> TextCache | None:
-        """Sampled answers to the training prompts, where every prompt has its greedy one: more text to train on, none of it for
-        prompts whose answers are kept out to compare drafts on. None where there is none and no time for it."""
-        from archsearch.text.generate import generate_text
-        from archsearch.text.prompts import encode_prompts
-        from archsearch.training.distill import DistillConfig, split_heldout
-
-        if budget_s > 0 and self.text().complete:
-            numbered = [replace(prompt, id=str(number)) for number, prompt in enumerate(self.prompts.train)]
-            encoded = {prompt.id: prompt.token_ids for prompt in encode_prompts(numbered, self.tokenizer)}
-            kept_out = split_heldout(self.text().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
-            unseen = {tuple(sequence.token_ids[: sequence.prompt_tokens].tolist()) for sequence in kept_out}
-            with ProgressLine("target writes more training text") as line:
-                generate_text(
-                    self.model(),
-                    self.tokenizer,
-                    [prompt for prompt in numbered if prompt.id in encoded and encoded[prompt.id] not in unseen],
-                    cache_dir=self.folder / "more",
-                    max_new_tokens=self.answer_tokens,
-                    temperature=MORE_TEMPERATURE,
-                    seed=1,
-                    budget_s=budget_s,
-                    progress=lambda p: line(f"{p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s),
-                )
-        self._load_further_text()
-        return self._texts.get("more")
-
-    def text(self) -> TextCache:
-        """The training text written before. Raises MissingDataError where there is none."""
-        from archsearch.text.cache import TextCache
-
-        if "text" not in self._texts:
-            if not (self.folder / "text" / "cache.json").exists():
-                raise MissingDataError(f"{self.folder} has no training text; run the search with --confirm, or archsearch train")
-            self._texts["text"] = TextCache.load(self.folder / "text")
-        return self._texts["text"]
-
-    def heldout_text(self) -> TextCache:
-        """What the target writes, greedily, for the held-out prompts."""
-        from archsearch.text.generate import generate_text
-
-        if "heldout" not in self._texts:
-            with ProgressLine("target writes held-out text") as line:
-                self._texts["heldout"] = generate_text(
-                    self.model(),
-                    self.tokenizer,
-                    self.prompts.heldout,
-                    cache_dir=self.folder / "heldout",
-                    max_new_tokens=self.answer_tokens,
-                    progress=lambda p: line(f"{p['tokens']} tokens", float(p["done"]), float(p["total"])),
-                )
-        return self._texts["heldout"]
-
-    def training_caches(self) -> list[TextCache]:
-        self._load_further_text()
-        return [self.text(), *(self._texts[name] for name in ("plain", "more") if name in self._texts)]
-
-    def _load_further_text(self) -> None:
-        from archsearch.text.cache import TextCache
-
-        for name in ("plain", "more"):
-            if name not in self._texts and any((self.folder / name).glob("shard-*.safetensors")):
-                self._texts[name] = TextCache.load(self.folder / name)
-
-    def coverage(self) -> VocabularyCoverage:
-        """Which share of the held-out text the most frequent tokens of the training text cover, by head size."""
-        from archsearch.acceptance.estimator import VocabularyCoverage
-        from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
-
-        frequencies = token_frequencies(self.text())
-        heldout = token_frequencies(self.heldout_text()).written
-        shares, best = [], 0.0
-        for size in (size for size in COVERAGE_SIZES if size < len(heldout)):
-            kept = list(choose_draft_vocab(frequencies, size, self.tokenizer).token_ids)
-            best = max(best, float(heldout[kept].sum() / heldout.sum()))
-            shares.append((size, best))
-        return VocabularyCoverage((*shares, (len(heldout), 1.0)))
+        return self.loaded.tokenizer
 
     # -- one draft --------------------------------------------------------------------------------------------------------------
 
@@ -251,7 +120,7 @@ class Workshop:
         before = ShortTraining.from_dict(read_json(path, "learning curve")) if path.exists() else None
         if before is not None and (before.tokens >= tokens or (limit_s is not None and before.seconds >= limit_s)):
             return before
-        caches = self.training_caches()
+        caches = self.texts.all_training()
         draft, _ = self._initial(arch, caches, seed)
         start = time.monotonic()
         with ProgressLine(f"train {label or arch.label()}") as line:
@@ -291,7 +160,7 @@ class Workshop:
         from archsearch.training.distill import split_heldout
         from archsearch.training.supernet import SupernetConfig, build_supernet, slice_matches, train_supernet
 
-        caches = self.training_caches()
+        caches = self.texts.all_training()
         ids = None
         if shapes[0].trimmed:
             ids = choose_draft_vocab(token_frequencies(*caches), shapes[0].head_rows, self.tokenizer).token_ids
@@ -324,7 +193,7 @@ class Workshop:
         from archsearch.training.distill import DistillConfig, distill
 
         folder = self.draft_folder(arch)
-        caches = self.training_caches()
+        caches = self.texts.all_training()
         draft, vocabulary = self._initial(arch, caches, seed)
         with ProgressLine(f"train {label or arch.label()}") as line:
             result = distill(
@@ -339,7 +208,7 @@ class Workshop:
                 ),
             )
         draft.eval()
-        trace = agreement_trace(draft, self.heldout_text())
+        trace = agreement_trace(draft, self.texts.heldout())
         trace.save(folder / "trace.npz")
         save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=_mean_hidden(draft, caches[0]))
         write_json(

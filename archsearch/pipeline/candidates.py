@@ -75,9 +75,9 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     score = session.run.score(rank)
     shop = session.workshop()
     try:
-        shop.text()
+        shop.texts.training()
     except MissingDataError:
-        shop.write_text(TEXT_SHARE * budget_s)
+        shop.texts.write_training(TEXT_SHARE * budget_s)
         budget_s *= 1 - TEXT_SHARE
     training = shop.draft_folder(score.architecture) / "training.json"
     before = float(read_json(training, "training record")["seconds"]) if training.exists() else 0.0

@@ -788,18 +788,18 @@ def write_texts(shop: Workshop, ledger: Ledger, plan: Plan) -> None:
     """Held-out text, then the training text, then further answers, until the plan's share is used."""
     written = shop.folder / "text" / "done.json"
     start = time.monotonic()
-    shop.heldout_text()
+    shop.texts.heldout()
     if not written.exists():  # a text that stopped at its budget is finished all the same: drafts must share it
-        shop.write_text(max(plan.text_s - ledger.elapsed_s(), 0.1 * plan.text_s))
-        write_json(written, {"tokens": shop.text().written_tokens})
+        shop.texts.write_training(max(plan.text_s - ledger.elapsed_s(), 0.1 * plan.text_s))
+        write_json(written, {"tokens": shop.texts.training().written_tokens})
     more = shop.folder / "more_done.json"
     if not more.exists():
         left = plan.text_s - ledger.elapsed_s()
-        found = shop.write_more(left if left > 0.1 * plan.text_s else 0.0)
+        found = shop.texts.write_more(left if left > 0.1 * plan.text_s else 0.0)
         write_json(more, {"tokens": found.written_tokens if found else 0})
     ledger.step("text", time.monotonic() - start)
-    tokens = sum(cache.written_tokens for cache in shop.training_caches())
-    say(f"text: {tokens} tokens to train on, {shop.heldout_text().written_tokens} held out")
+    tokens = sum(cache.written_tokens for cache in shop.texts.all_training())
+    say(f"text: {tokens} tokens to train on, {shop.texts.heldout().written_tokens} held out")
 
 
 def start_climb(

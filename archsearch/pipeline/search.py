@@ -35,9 +35,9 @@ def search(request: SearchRequest) -> dict[str, Any]:
         shop = session.workshop()
         written = run.path / "text" / "done.json"
         if not written.exists():  # a text that stopped at its budget is finished all the same: drafts must share it
-            shop.write_text(TEXT_SHARE * request.time_budget_s)
-            write_json(written, {"tokens": shop.text().written_tokens})
-        session.scorer = session.scorer.with_coverage(shop.coverage())
+            shop.texts.write_training(TEXT_SHARE * request.time_budget_s)
+            write_json(written, {"tokens": shop.texts.training().written_tokens})
+        session.scorer = session.scorer.with_coverage(shop.texts.coverage())
     result = rung_zero(session, "archsearch" if shop is None else "archsearch-coverage")
     run.write_trials(result.trials)
     ranked = result.best
@@ -117,7 +117,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
         return outcome(session, result, ranked, []) | {"rungs": [], "notes": ledger.data["notes"], "plan": plan.to_dict()}
     shop = session.workshop()
     climb.write_texts(shop, ledger, plan)
-    coverage = shop.coverage()
+    coverage = shop.texts.coverage()
     session.scorer = session.scorer.with_coverage(coverage)
     known = known_observations(request.target, prompts=str(request.prompts) if request.prompts else None, exclude=run.path)
     ledger.note(f"prior: {summary(known)}")

@@ -24,6 +24,15 @@ class PromptSet:
     heldout: list[Prompt]
     source: str
 
+    def check_apart(self) -> None:
+        """Raise ArchsearchError where a prompt stands on both sides: what is measured on it would flatter the draft."""
+        both = {prompt.text for prompt in self.heldout} & {prompt.text for prompt in self.train}
+        if both:
+            raise ArchsearchError(
+                f"{len(both)} prompts are in both the training and the held-out file (one: {min(both)[:60]!r}); "
+                "remove them from one"
+            )
+
 
 def load_prompt_set(prompts: Path | None, heldout: Path | None) -> PromptSet:
     """The user's prompts, or the demo's own where none are given. Without a held-out file every 20th prompt is held out."""

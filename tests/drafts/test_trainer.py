@@ -22,23 +22,25 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     make_model_folder(folder / "target")
     prompts = load_prompt_set(make_prompts(folder / "prompts.jsonl"), None)
     found = Workshop(resolve_target(str(folder / "target")), "float32", prompts, folder / "run", answer_tokens=16, threads=1)
-    found.write_text(60.0)
+    found.texts.write_training(60.0)
     return found
 
 
 def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(shop: Workshop) -> None:
     from archsearch.training.distill import DistillConfig, split_heldout
 
-    assert shop.write_more(0.0) is None and len(shop.training_caches()) == 1
-    more = shop.write_more(60.0)
-    assert more is not None and len(shop.training_caches()) == 2
-    kept_out = split_heldout(shop.text().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
+    assert shop.texts.write_more(0.0) is None and len(shop.texts.all_training()) == 1
+    more = shop.texts.write_more(60.0)
+    assert more is not None and len(shop.texts.all_training()) == 2
+    kept_out = split_heldout(shop.texts.training().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
     unseen = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in kept_out}
     answered = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in more.sequences}
-    written = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in shop.text().sequences}
+    written = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in shop.texts.training().sequences}
     assert unseen and answered == written - unseen
     again = Workshop(shop.target, "float32", shop.prompts, shop.folder, answer_tokens=16)  # another process finds it
-    assert [cache.fingerprint for cache in again.training_caches()] == [cache.fingerprint for cache in shop.training_caches()]
+    assert [cache.fingerprint for cache in again.texts.all_training()] == [
+        cache.fingerprint for cache in shop.texts.all_training()
+    ]
 
 
 def test_a_short_training_goes_on_and_is_not_done_twice(shop: Workshop) -> None:

@@ -1,0 +1,144 @@
+"""The texts of a run: what the target wrote for its prompts, in folders of the run.
+
+text/        the target's greedy answers to the training prompts, with its hidden states
+plain/       plain text with the target's states, where a file was given
+more/        sampled answers to the training prompts, where there was time for them
+heldout/     greedy answers to the held-out prompts: what acceptance is measured on
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from archsearch.errors import MissingDataError
+from archsearch.models.loaded import LoadedTarget
+from archsearch.progress import ProgressLine
+from archsearch.text.prompt_set import PromptSet
+
+if TYPE_CHECKING:
+    from archsearch.acceptance.estimator import VocabularyCoverage
+    from archsearch.text.cache import TextCache
+
+MORE_TEMPERATURE: Final = 0.7  # of further answers: near what the target writes greedily, yet not the same again
+PLAIN_SHARE: Final = 0.3  # of the time to write: plain text is read much faster than answers are written
+COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+
+
+class RunTexts:
+    """Writes the texts of one run, or finds them written; every draft of the run learns from and is measured on the same."""
+
+    def __init__(
+        self, target: LoadedTarget, prompts: PromptSet, folder: Path, answer_tokens: int, plain_text: Path | None = None
+    ) -> None:
+        self.target, self.prompts, self.folder = target, prompts, folder
+        self.answer_tokens, self.plain_text = answer_tokens, plain_text
+        self._caches: dict[str, TextCache] = {}
+
+    def write_training(self, budget_s: float) -> TextCache:
+        """The training text, written within about `budget_s`; a finished or interrupted cache is used and continued."""
+        from archsearch.text.generate import generate_text
+        from archsearch.text.plain import encode_text
+
+        self.prompts.check_apart()
+        with ProgressLine("target writes training text") as line:
+            self._caches["text"] = generate_text(
+                self.target.model(),
+                self.target.tokenizer,
+                self.prompts.train,
+                cache_dir=self.folder / "text",
+                max_new_tokens=self.answer_tokens,
+                budget_s=budget_s,
+                progress=lambda p: line(f"{p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s),
+            )
+        if self.plain_text is not None:
+            with ProgressLine("target reads plain text") as line:
+                self._caches["plain"] = encode_text(
+                    self.target.model(),
+                    self.target.tokenizer,
+                    self.plain_text,
+                    cache_dir=self.folder / "plain",
+                    budget_s=PLAIN_SHARE * budget_s,
+                    progress=lambda p: line("", p["seconds"], PLAIN_SHARE * budget_s),
+                )
+        return self._caches["text"]
+
+    def write_more(self, budget_s: float) -> TextCache | None:
+        """Sampled answers to the training prompts, where every prompt has its greedy one: more text to train on, none of it for
+        prompts whose answers are kept out to compare drafts on. None where there is none and no time for it."""
+        from archsearch.text.generate import generate_text
+        from archsearch.text.prompts import encode_prompts
+        from archsearch.training.distill import DistillConfig, split_heldout
+
+        if budget_s > 0 and self.training().complete:
+            numbered = [replace(prompt, id=str(number)) for number, prompt in enumerate(self.prompts.train)]
+            encoded = {prompt.id: prompt.token_ids for prompt in encode_prompts(numbered, self.target.tokenizer)}
+            kept_out = split_heldout(self.training().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
+            unseen = {tuple(sequence.token_ids[: sequence.prompt_tokens].tolist()) for sequence in kept_out}
+            with ProgressLine("target writes more training text") as line:
+                generate_text(
+                    self.target.model(),
+                    self.target.tokenizer,
+                    [prompt for prompt in numbered if prompt.id in encoded and encoded[prompt.id] not in unseen],
+                    cache_dir=self.folder / "more",
+                    max_new_tokens=self.answer_tokens,
+                    temperature=MORE_TEMPERATURE,
+                    seed=1,
+                    budget_s=budget_s,
+                    progress=lambda p: line(f"{p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s),
+                )
+        self._load_further()
+        return self._caches.get("more")
+
+    def training(self) -> TextCache:
+        """The training text written before. Raises MissingDataError where there is none."""
+        from archsearch.text.cache import TextCache
+
+        if "text" not in self._caches:
+            if not (self.folder / "text" / "cache.json").exists():
+                raise MissingDataError(f"{self.folder} has no training text; run the search with --confirm, or archsearch train")
+            self._caches["text"] = TextCache.load(self.folder / "text")
+        return self._caches["text"]
+
+    def all_training(self) -> list[TextCache]:
+        """Everything that drafts are trained on: the training text first, then plain text and further answers."""
+        self._load_further()
+        return [self.training(), *(self._caches[name] for name in ("plain", "more") if name in self._caches)]
+
+    def heldout(self) -> TextCache:
+        """What the target writes, greedily, for the held-out prompts."""
+        from archsearch.text.generate import generate_text
+
+        if "heldout" not in self._caches:
+            with ProgressLine("target writes held-out text") as line:
+                self._caches["heldout"] = generate_text(
+                    self.target.model(),
+                    self.target.tokenizer,
+                    self.prompts.heldout,
+                    cache_dir=self.folder / "heldout",
+                    max_new_tokens=self.answer_tokens,
+                    progress=lambda p: line(f"{p['tokens']} tokens", float(p["done"]), float(p["total"])),
+                )
+        return self._caches["heldout"]
+
+    def coverage(self) -> VocabularyCoverage:
+        """Which share of the held-out text the most frequent tokens of the training text cover, by head size."""
+        from archsearch.acceptance.estimator import VocabularyCoverage
+        from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
+
+        frequencies = token_frequencies(self.training())
+        heldout = token_frequencies(self.heldout()).written
+        shares, best = [], 0.0
+        for size in (size for size in COVERAGE_SIZES if size < len(heldout)):
+            kept = list(choose_draft_vocab(frequencies, size, self.target.tokenizer).token_ids)
+            best = max(best, float(heldout[kept].sum() / heldout.sum()))
+            shares.append((size, best))
+        return VocabularyCoverage((*shares, (len(heldout), 1.0)))
+
+    def _load_further(self) -> None:
+        from archsearch.text.cache import TextCache
+
+        for name in ("plain", "more"):
+            if name not in self._caches and any((self.folder / name).glob("shard-*.safetensors")):
+                self._caches[name] = TextCache.load(self.folder / name)
