@@ -4,18 +4,13 @@ profile -> search -> finalists (train, measure) -> confirm -> export. Feedback b
 """
 
 from archsearch.pipeline.candidates import export_rank, train_rank, write_best, write_report
-from archsearch.pipeline.confirm import (
-    EngineChoice,
-    LoadRequest,
-    check_tokenizer,
-    confirm_load,
-    confirm_rank,
-    schedule_rank,
-    spread_prompts,
-)
+from archsearch.pipeline.confirm_load import LoadRequest, confirm_load
+from archsearch.pipeline.confirm_prompts import check_tokenizer, confirm_rank, spread_prompts
+from archsearch.pipeline.engine_choice import EngineChoice
 from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, machine_slowdown
 from archsearch.pipeline.profile import ProfileRequest, check_profile, import_tables, profile_device, sample_space
+from archsearch.pipeline.schedule import schedule_rank
 from archsearch.pipeline.search import search
 from archsearch.pipeline.session import SearchRequest, SearchSession, cannot_train, check_weights, default_space
 

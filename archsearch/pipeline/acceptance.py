@@ -17,7 +17,7 @@ from archsearch.estimate import Estimate
 from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
-from archsearch.pipeline.confirm import spread_prompts
+from archsearch.pipeline.confirm_prompts import spread_prompts
 from archsearch.pipeline.latency import LatencySource, choose_latency
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer

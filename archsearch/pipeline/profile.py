@@ -241,7 +241,8 @@ def profile_engine(
     from archsearch.engines.engine import EngineSettings, EngineStep
     from archsearch.engines.measure.passes import BATCHES, measure_passes, measured_models, spread_drafts
     from archsearch.engines.registry import make_engine
-    from archsearch.pipeline.confirm import engine_target, random_draft, write_shape
+    from archsearch.pipeline.engine_choice import engine_target
+    from archsearch.pipeline.stand_ins import random_draft, write_shape
     from archsearch.workload import Workload
 
     name, ref = request.engine_name, request.target_ref

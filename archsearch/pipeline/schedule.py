@@ -12,8 +12,11 @@ from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.engines.measure.under_load import schedule_ranges
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
+from archsearch.export import vllm_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
+from archsearch.pipeline.engine_choice import serving_scorer
+from archsearch.pipeline.session import SearchSession
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import drifting_positions
 from archsearch.workload import Workload
@@ -126,3 +129,34 @@ def write_schedule(folder: Path, points: Sequence[SchedulePoint], engine: str, w
     }
     write_json(folder / SCHEDULE_FILE, data)
     return data
+
+
+def schedule_rank(
+    session: SearchSession, rank: int, engine: str | None = None, batch_sizes: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The best gamma at each batch size of a candidate, by the latencies of `engine`; written to best/<rank>/schedule.json.
+
+    Without `batch_sizes`: up to 256, on a CPU up to twice the largest batch of which passes were measured.
+    vLLM's speculative_config.json of the rank gets the schedule too.
+    """
+    name = engine or session.request.engine
+    score, folder = session.run.score(rank), session.run.best_dir(rank)
+    scorer, words = serving_scorer(session, name)
+    alpha, taus, _ = acceptance_of(scorer, score, folder)
+    largest = scorer.latency.largest_batch
+    usual = [size for size in BATCH_SIZES if largest is None or size <= 2 * largest]
+    sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
+    points = schedule_points(scorer, score.architecture, alpha, taus, session.source.device, sizes)
+    data = write_schedule(folder, points, name, words)
+    most = points[-1].batch_size
+    note = ""
+    if most < sizes[-1]:
+        note = f"Above batch size {most} the KV caches do not fit {session.source.device.key}."
+    elif not batch_sizes and largest is not None:
+        note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
+    gammas = [gamma for _, _, gamma in data["ranges"]]
+    if name == "vllm" and max(gammas):
+        ranks = scorer.workload.tensor_parallel
+        config = vllm_config(str(folder), max(gammas), tuple((a, b, c) for a, b, c in data["ranges"]), ranks)
+        write_json(folder / "speculative_config.json", config)
+    return {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), "note": note, **data}

@@ -12,7 +12,7 @@ from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import Workshop, choose_finalists
 from archsearch.files import read_json, write_json
 from archsearch.pipeline.candidates import write_best, write_report
-from archsearch.pipeline.confirm import confirm_rank
+from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.session import TEXT_SHARE, SearchRequest, SearchSession
 from archsearch.progress import ProgressLine, human_time
 from archsearch.runs.run import RUNGS_FILE

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from archsearch.engines import registry
 from archsearch.engines.measure.under_load import LoadResult, Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
+from archsearch.estimate import Estimate
 from archsearch.hardware.identify import identify_cpu
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline import (
@@ -30,7 +32,8 @@ from archsearch.pipeline import (
     schedule_rank,
     search,
 )
-from archsearch.pipeline import confirm as confirm_module
+from archsearch.pipeline.comparison import error_summary
+from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.profile import profile_engine
 from archsearch.profiles import Profile
 from archsearch.search.space import load_space
@@ -38,6 +41,8 @@ from archsearch.speedup import accepted_by_position
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import TINY, give_weights, make_world, tiny_drafts
 
+LOAD_MODULE = import_module("archsearch.pipeline.confirm_load")  # the package exports its function by the same name
+PROMPTS_MODULE = import_module("archsearch.pipeline.confirm_prompts")
 HERE = EngineChoice("vllm", Path(sys.executable))
 SERVER = {"server_url": "http://a", "baseline_url": "http://b"}
 SHORT = LoadRequest(concurrencies=(1, 3, 6), synthetic=True, repeats=9, tokens=96)
@@ -121,7 +126,7 @@ def test_an_untrained_candidate_is_predicted_as_the_engine_runs_it(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Profile and confirmation speak of the same seconds: units, batches, context, the draft's first pass."""
-    monkeypatch.setattr(confirm_module, "machine_slowdown", lambda source: 1.0)
+    monkeypatch.setattr(LOAD_MODULE, "machine_slowdown", lambda source: 1.0)
     data = confirm_load(session, SHORT, HERE)
     assert data["slowdown"] == 1.0 and data["alpha"]["value"] == pytest.approx(0.8)
     assert json.loads(json.dumps(data)) == read("runs/a/best/1/load-vllm.json")
@@ -196,19 +201,19 @@ def test_a_schedule_is_run_against_off_and_every_fixed_gamma(session: SearchSess
 
 
 def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(session: SearchSession, made: Made, built: Path) -> None:
-    scorer, _ = confirm_module.serving_scorer(session, "vllm")
+    scorer, _ = serving_scorer(session, "vllm")
     arch, alone = session.run.score(1).architecture, 11.5e-3
     result = LoadResult(
-        "schedule", 1, 0, "1", 3, 30, 80.0, 1.0, None, (), confirm_module.Estimate(0.9, 0.01, "measured"), None, alone, None,
+        "schedule", 1, 0, "1", 3, 30, 80.0, 1.0, None, (), Estimate(0.9, 0.01, "measured"), None, alone, None,
         None, None, (alone,),
     )  # fmt: skip
     rows = {("schedule", 1): result, ("alone", 1): replace(result, variant="alone", speedup=None)}
     off = Variant("schedule", "draft", 3, schedule=((1, 1, 0), (2, 4, 3)))
-    row = confirm_module._load_row(scorer.at_context(64), arch, session.run.score(1).alpha, {}, rows, off, 1, 1.0)
+    row = LOAD_MODULE._load_row(scorer.at_context(64), arch, session.run.score(1).alpha, {}, rows, off, 1, 1.0)
     idle = scorer.at_context(64).latency.idle_draft_s(arch, scorer.workload).value
     decode = scorer.at_context(64).decode_s.value
     assert 0 < idle < decode and row["predicted_speedup"]["value"] == pytest.approx(decode / (decode + idle))
-    assert confirm_module.error_summary([row]) == {"cases": 0}  # no draft tokens: no case of the prediction
+    assert error_summary([row]) == {"cases": 0}  # no draft tokens: no case of the prediction
 
 
 @pytest.mark.parametrize(
@@ -291,7 +296,7 @@ def test_random_drafts_are_made_once(session: SearchSession, made: Made) -> None
 
 
 def test_confirm_by_prompt_in_an_engine_of_its_own(session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirm_module, "machine_slowdown", lambda source: 1.25)
+    monkeypatch.setattr(PROMPTS_MODULE, "machine_slowdown", lambda source: 1.25)
     data = confirm_rank(session, 2, gammas=(2, 3), prompt_count=6, choice=HERE)
     assert json.loads(json.dumps(data)) == read("runs/a/best/2/confirmed.json")
     assert data["engine"] == "vllm" and data["prompts"] == 3 and data["slowdown"] == 1.25 and "vllm ran them" in data["latency"]
