@@ -89,10 +89,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", choices=("train", "decode"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps({"train": train_speed, "decode": decode_speed}[options.child](options.seconds)))
+        print(json.dumps({"train": train_speed(options.seconds), "decode": decode_speed(options.seconds)}))
         return
     found: dict[tuple[str, int, str], list[float]] = {}
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
@@ -101,10 +101,11 @@ def main() -> None:
             others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
             try:
                 for policy, settings in POLICIES.items():
-                    for what in ("train", "decode"):
-                        child = [sys.executable, __file__, "--child", what, "--seconds", str(options.seconds)]
-                        text = subprocess.run(child, env=clean | settings, check=True, capture_output=True, text=True).stdout
-                        found.setdefault((what, busy, policy), []).append(float(text))
+                    child = [sys.executable, __file__, "--child", "--seconds", str(options.seconds)]
+                    text = subprocess.run(child, env=clean | settings, check=True, capture_output=True, text=True).stdout
+                    print(f"busy {busy}  {policy:10} {text.strip()}", file=sys.stderr, flush=True)
+                    for what, value in json.loads(text).items():
+                        found.setdefault((what, busy, policy), []).append(value)
             finally:
                 for other in others:
                     other.kill()
