@@ -1,0 +1,152 @@
+"""Run folders and exports of version 0.1.0 load: report, list, export, estimate, schedule, and a search that goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from archsearch.cli import main
+from archsearch.engines import registry
+from archsearch.report import read_run
+from archsearch.runs.run import list_runs, open_run
+from tests.doubles.made_up_engine import MadeUpEngine
+from tests.doubles.world import make_world
+
+OLD = Path(__file__).parents[1] / "fixtures" / "run-0.1.0"
+SEARCH = (
+    "search", "--target", "target", "--gpu", "cpu", "--space", "small.yaml", "--context", "64", "--trials", "12", "--top", "3",
+    "--prompts", "prompts.jsonl", "--answer-tokens", "32", "--run", "runs/a",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny world with the old runs as runs/a and runs/climb, and the old export."""
+    folder = make_world(tmp_path_factory.mktemp("old"))
+    shutil.copytree(OLD / "run", folder / "runs" / "a")
+    shutil.copytree(OLD / "climb", folder / "runs" / "climb")
+    shutil.copytree(OLD / "export", folder / "export")
+    shutil.copyfile(OLD / "run" / "best" / "1" / "model.safetensors", folder / "export" / "model.safetensors")
+    shutil.copyfile(OLD / "small.yaml", folder / "small.yaml")
+    return folder
+
+
+@pytest.fixture
+def old(built: Path, tmp_path: Path) -> Path:
+    """A copy of it as the working directory."""
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def call(*arguments: str) -> str:
+    """Standard output of a command that must succeed."""
+    result = CliRunner().invoke(main, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def refused(*arguments: str) -> str:
+    """The one line with which a command is refused."""
+    result = CliRunner().invoke(main, list(arguments))
+    assert isinstance(result.exception, SystemExit) and result.exit_code == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    return line
+
+
+def read(path: str) -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def test_every_file_of_the_run_is_read(old: Path) -> None:
+    for name in ("a", "climb"):
+        reading = read_run(open_run(Path("runs") / name))
+        assert not reading.problems
+        assert [item.rank for item in reading.candidates] == ([1, 2, 3] if name == "a" else [1])
+    first, second, _ = read_run(open_run(Path("runs/a"))).candidates
+    assert first.stage == "confirmed" and first.trained and not first.stale and second.stage == "searched"
+    assert first.measured_speedup is not None
+    assert first.measured_speedup.value == pytest.approx(read("runs/a/best/1/confirmed.json")["speedup"]["value"])
+    assert [load.engine for load in first.loads] == ["vllm"] and len(first.loads[0].rows) == 8
+    assert first.schedule is not None and first.schedule.ranges == ((1, 4, 1),)
+
+
+@pytest.mark.parametrize("name", ["a", "climb"])
+def test_report(old: Path, name: str) -> None:
+    call("report", f"runs/{name}")
+    page = Path(f"runs/{name}/report.html").read_text(encoding="utf-8")
+    assert "archsearch 0.1.0" in page and "transformers" in page and "is not what archsearch writes" not in page
+
+
+def test_report_of_the_climb_shows_its_rungs(old: Path) -> None:
+    climb = read_run(open_run(Path("runs/climb"))).climb
+    assert climb
+    call("report", "runs/climb")
+    assert "rung" in Path("runs/climb/report.html").read_text(encoding="utf-8").lower()
+
+
+def test_list_runs(old: Path) -> None:
+    assert {run.path.name for run in list_runs()} == {"a", "climb"}
+    lines = call("list", "runs").splitlines()
+    rows = [line for line in lines if line.startswith("runs/")]
+    assert (
+        len(rows) == 2 and all("target" in row and row.rstrip().endswith("x") for row in rows) and "broken" not in "".join(rows)
+    )
+
+
+def test_export_writes_what_it_wrote_before(old: Path) -> None:
+    call("export", "runs/a", "--rank", "1", "--output", "again")
+    before, now = read("export/export.json"), read("again/export.json")
+    assert set(before) <= set(now)
+    for key in ("gamma", "schedule", "trained", "dtype", "engines", "architecture", "training"):
+        assert now[key] == before[key], key
+    names = {path.name for path in Path("export").iterdir()}
+    assert names == {path.name for path in Path("again").iterdir()}
+    same = ("config.json", "generation_config.json", "draft_vocab.json", "tokenizer.json")
+    assert all(read(f"again/{name}") == read(f"export/{name}") for name in same)
+    assert call("export", "runs/a", "--rank", "1", "--output", "export")  # over the export of 0.1.0, which it knows as one
+
+
+def test_the_old_export_loads_and_is_priced(old: Path) -> None:
+    import torch
+
+    from archsearch.models.drafts import TrimmedHead, load_draft
+
+    draft = load_draft(Path("export"))
+    assert isinstance(draft.lm_head, TrimmedHead) and draft.lm_head.weight.shape == (128, 32)
+    assert draft(torch.tensor([[5, 6, 7]])).logits.shape == (1, 3, 320)
+    priced = json.loads(call("estimate", "--target", "target", "--draft", "export", "--gpu", "cpu", "--json").splitlines()[-1])
+    assert priced["drafts"][0]["architecture"]["draft_vocab_size"] == 128
+
+
+def test_schedule_and_confirmation_of_the_old_rank(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine(name=name))
+    call("schedule", "runs/a", "--batch-size", "1", "--batch-size", "2")
+    arguments = ("--engine", "vllm", "--engine-python", sys.executable, "--concurrency", "1", "--gamma", "2", "--repeats", "2")
+    call("confirm", "runs/a", "--rank", "1", *arguments)
+    assert {row["gamma"] for row in read("runs/a/best/1/load-vllm.json")["rows"]} == {2}
+
+
+def test_a_search_with_other_arguments_says_what_differs(old: Path) -> None:
+    line = refused(*SEARCH, "--seed", "7")
+    assert "run runs/a cannot be continued: seed was 0, now 7" in line
+
+
+def test_a_search_goes_on_where_0_1_0_left_it(old: Path) -> None:
+    # Another machine has another profile: the hash is made that of the profile found here, as if it had been searched with it.
+    (found,) = call(*SEARCH[:-1], "runs/new", "--json").splitlines()[-1:]
+    profile = yaml.safe_load(Path(json.loads(found)["run"], "run.yaml").read_text(encoding="utf-8"))["profile"]
+    path = Path("runs/a/run.yaml")
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data["profile"]["hash"] = profile["hash"]
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    result = json.loads(call(*SEARCH, "--json").splitlines()[-1])
+    assert result["trials"] >= 12 and result["run"] == "runs/a" and result["best"]
