@@ -14,7 +14,7 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,10 @@ SCHEMA_VERSION: Final = 1
 KINDS: Final = ("gemm", "attention", "elementwise", "all_reduce", "layer", "forward", "engine", "pass", "rest")
 """`engine`: what an engine adds to the passes of this profile; `pass`, `rest`: passes as an engine itself timed them, and what
 its steps take beside them."""
+
+DIFFERENCE_KINDS: Final = ("engine", "rest")
+"""Kinds whose times are differences of timings: noise may take one below zero, and cutting it off there would bias the rest."""
+REFUSED_STDS: Final = 3.0  # a difference that many stds below zero is a disturbed measurement, not noise
 
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
@@ -54,6 +58,8 @@ class Measurement:
 
     `cache`: `warm` when the weights stay in the last-level cache between calls, `cold` when they come from memory.
     `slowdown`: median of the bracketing probe over the profile's reference probe (1.0 = the machine was as quiet as then).
+    `std_s`: standard error of the median where it is known otherwise than from the spread of `times_s` (a difference of two
+    medians has one time, and the std of both). Times of DIFFERENCE_KINDS may be zero or negative.
     """
 
     kind: str
@@ -64,6 +70,7 @@ class Measurement:
     times_s: tuple[float, ...]
     slowdown: float = 1.0
     throttled: bool = False
+    std_s: float | None = None
 
     @property
     def key(self) -> tuple[str, Shape, str, str, str]:
@@ -83,24 +90,33 @@ class Measurement:
     @property
     def noisy(self) -> bool:
         """Interquartile range above 10 % of the median."""
-        return self.iqr_s > NOISY_IQR * self.median_s
+        return self.iqr_s > NOISY_IQR * abs(self.median_s)
 
     @property
     def grossly_noisy(self) -> bool:
         """Interquartile range above 25 % of the median: something else ran; the row says little."""
-        return self.iqr_s > GROSSLY_NOISY_IQR * self.median_s
+        return self.iqr_s > GROSSLY_NOISY_IQR * abs(self.median_s)
+
+    @property
+    def error_s(self) -> float | None:
+        """Standard error of the median in seconds: `std_s`, else `median_error_s` of the times; None where neither is known."""
+        return median_error_s(self.times_s) if self.std_s is None else self.std_s
 
     @property
     def relative_std(self) -> float:
-        """Standard error of the median, relative: 1.2533 sigma / sqrt(n), sigma from the IQR."""
-        sigma = self.iqr_s / 1.349
-        return 1.2533 * sigma / math.sqrt(len(self.times_s)) / self.median_s
+        """Standard error of the median, relative; 0 where it is not known."""
+        return (self.error_s or 0.0) / (abs(self.median_s) or math.inf)
+
+    @property
+    def impossible(self) -> bool:
+        """A difference below zero by more than its noise explains: something disturbed one of the two timings."""
+        return self.median_s < -REFUSED_STDS * (self.error_s or math.inf)
 
     def sizes(self) -> dict[str, Any]:
         return thaw_shape(self.shape)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        row: dict[str, Any] = {
             "kind": self.kind,
             "shape": self.sizes(),
             "dtype": self.dtype,
@@ -110,6 +126,9 @@ class Measurement:
             "slowdown": round(self.slowdown, 3),
             "throttled": self.throttled,
         }
+        if self.std_s is not None:  # left out where empty: rows without it keep their line and the profile its fingerprint
+            row["std_s"] = float(f"{self.std_s:.4g}")
+        return row
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
@@ -118,8 +137,12 @@ class Measurement:
             raise ValueError(f"unknown kind {data['kind']!r}")
         if data["cache"] not in CACHE_STATES:
             raise ValueError(f"unknown cache state {data['cache']!r}")
-        if not times or not all(math.isfinite(t) and t > 0 for t in times):
-            raise ValueError(f"times must be positive numbers, got {times}")
+        signed = data["kind"] in DIFFERENCE_KINDS
+        if not times or not all(math.isfinite(t) and (signed or t > 0) for t in times):
+            raise ValueError(f"times must be {'finite' if signed else 'positive'} numbers, got {times}")
+        std_s = None if data.get("std_s") is None else float(data["std_s"])
+        if std_s is not None and not (math.isfinite(std_s) and std_s > 0):
+            raise ValueError(f"std_s must be a positive number, got {std_s}")
         return cls(
             data["kind"],
             freeze_shape(data["shape"]),
@@ -129,7 +152,16 @@ class Measurement:
             times,
             float(data.get("slowdown", 1.0)),
             bool(data.get("throttled", False)),
+            std_s,
         )
+
+
+def median_error_s(times_s: Sequence[float]) -> float | None:
+    """Standard error of the median of `times_s`: 1.2533 sigma / sqrt(n), sigma from the IQR; None with fewer than three times."""
+    if len(times_s) < 3:
+        return None
+    low, _, high = statistics.quantiles(times_s, n=4, method="inclusive")
+    return 1.2533 * (high - low) / 1.349 / math.sqrt(len(times_s))
 
 
 @dataclass

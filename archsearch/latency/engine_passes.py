@@ -8,12 +8,13 @@ A pass costs the engine
 times a Gaussian process over the shape for what that misses. Kernels are chosen by the number of tokens, so times jump
 (OpenVINO's pass of 2 tokens takes longer than its pass of 4): a pass that was itself measured, as every target's are, is answered
 by its row for as much as the row is surer than the smooth model. What a step takes beside its passes (sampling, scheduling,
-hand-over) is `rest(gamma, batch)` = r0 + r1 gamma + r2 batch + r3 gamma batch, and p0 + p1 batch for a plain step.
+hand-over) is `RestFit`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
 from archsearch.estimate import Estimate
+from archsearch.latency.overhead import RestFit
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES
@@ -33,7 +35,6 @@ FEATURES: Final = (
     "layer tokens",
 )  # fmt: skip
 MIN_PASS_ROWS: Final = 12
-MIN_REST_ROWS: Final = 3
 START_STD: Final = 0.03
 """Relative std of the same pass from one start of an engine to the next: four starts of vLLM decoded in 29.7 to 31.9 ms."""
 
@@ -47,6 +48,19 @@ class FirstPass:
 
     constant: float = 1.0
     slope: float = 0.0
+
+    @classmethod
+    def fit(cls, rests: Sequence[Measurement]) -> FirstPass:
+        """A line through what the rounds of `rests` were seen to read; one token where they do not say."""
+        sizes = [row.sizes() for row in rests]
+        seen = {(size["gamma"], size["first_tokens"]) for size in sizes if size["gamma"] and size.get("first_tokens") is not None}
+        if not seen:
+            return cls()
+        gammas, tokens = (np.array(column, dtype=float) for column in zip(*sorted(seen), strict=True))
+        if len(set(gammas.tolist())) == 1:
+            return cls(float(tokens.mean()), 0.0)
+        slope, constant = np.polyfit(gammas, tokens, 1)
+        return cls(float(constant), float(slope))
 
     def tokens(self, gamma: int) -> int:
         return max(1, round(self.constant + self.slope * gamma))
@@ -67,7 +81,9 @@ class EnginePasses:
         self.largest_batch = max((int(row.sizes()["batch"]) for row in rows), default=1)
         self._own: dict[tuple[Architecture, int, int, bool, bool], list[tuple[int, float, float]]] = {}
         self._fit_passes(rows)
-        self._fit_rest([row for row in profile.select("rest", dtype, mode) if row.sizes()["engine"] == engine])
+        rests = [row for row in profile.select("rest", dtype, mode) if row.sizes()["engine"] == engine]
+        self.rest_ = RestFit.fit(rests)
+        self.first_pass = FirstPass.fit(rests)
 
     # -- fitting ---------------------------------------------------------------------------------------------------------------
 
@@ -93,35 +109,6 @@ class EnginePasses:
         for row, (arch, batch, tokens, context, cold, is_target), ratio in zip(rows, points, log_ratio, strict=True):
             error = math.hypot(row.relative_std, START_STD)
             self._own.setdefault((arch, batch, tokens, cold, is_target), []).append((context, float(ratio), error))
-
-    def _fit_rest(self, rows: list[Measurement]) -> None:
-        self.rest_: dict[str, float] = {}
-        sizes = [(row.sizes(), row.median_s) for row in rows]
-        plain = [(size["batch"], seconds) for size, seconds in sizes if size["gamma"] == 0]
-        rounds = [(size["gamma"], size["batch"], seconds) for size, seconds in sizes if size["gamma"]]
-        self._rest_std = 0.0
-        if plain:
-            batch, seconds = (np.array(column, dtype=float) for column in zip(*plain, strict=True))
-            p0, p1 = nonnegative_fit(np.stack([np.ones_like(batch), batch], axis=1), seconds)
-            self.rest_ |= {"plain_s": float(p0), "plain_sequence_s": float(p1)}
-        if len(rounds) >= MIN_REST_ROWS:
-            gamma, batch, seconds = (np.array(column, dtype=float) for column in zip(*rounds, strict=True))
-            features = np.stack([np.ones_like(gamma), gamma, batch, gamma * batch], axis=1)
-            costs = nonnegative_fit(features, seconds)
-            names = ("round_s", "token_s", "sequence_s", "sequence_token_s")
-            self.rest_ |= dict(zip(names, costs.tolist(), strict=True))
-            self._rest_std = float(np.std(features @ costs - seconds))
-        first = {
-            (size["gamma"], size["first_tokens"]) for size, _ in sizes if size["gamma"] and size.get("first_tokens") is not None
-        }
-        self.first_pass = FirstPass()
-        if first:
-            gammas, tokens = (np.array(column, dtype=float) for column in zip(*sorted(first), strict=True))
-            if len(set(gammas.tolist())) > 1:
-                slope, constant = np.polyfit(gammas, tokens, 1)
-                self.first_pass = FirstPass(float(constant), float(slope))
-            else:
-                self.first_pass = FirstPass(float(tokens.mean()), 0.0)
 
     # -- what a pass is made of ------------------------------------------------------------------------------------------------
 
@@ -201,16 +188,13 @@ class EnginePasses:
         value = base * math.exp(mean)
         return Estimate(value, std * value, "modelled")
 
-    def plain_s(self, batch: int) -> float:
+    def plain_s(self, batch: int) -> Estimate:
         """What a plain step takes beside the target's pass."""
-        return self.rest_.get("plain_s", 0.0) + batch * self.rest_.get("plain_sequence_s", 0.0)
+        return self.rest_.plain_s(batch)
 
     def round_s(self, gamma: int, batch: int) -> Estimate:
         """What a round takes beside the passes of target and draft."""
-        rest = self.rest_
-        value = rest.get("round_s", 0.0) + gamma * rest.get("token_s", 0.0)
-        value += batch * (rest.get("sequence_s", 0.0) + gamma * rest.get("sequence_token_s", 0.0))
-        return Estimate(value, self._rest_std, "measured")
+        return self.rest_.round_s(gamma, batch)
 
     def summary(self) -> dict[str, Any]:
         """What was learnt, for reports."""
@@ -220,7 +204,7 @@ class EnginePasses:
             "coefficients": self.coefficients_,
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_10_percent": float(np.mean(errors <= 0.10)),
-            "rest": self.rest_,
+            "rest": self.rest_.to_dict(),
             "first_pass": {"constant": self.first_pass.constant, "slope": self.first_pass.slope},
         }
 

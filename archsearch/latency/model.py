@@ -33,6 +33,7 @@ from archsearch.estimate import Estimate
 from archsearch.latency.composed import ComposedPass, Part, composable, constants
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.ops import OpModel, steady
+from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.latency.serving import IDLE_PASS_ENGINES, draft_ranks, served_draft
 from archsearch.profiles import Measurement, Profile
@@ -84,7 +85,7 @@ class LatencyModel:
         else:
             self.ops = OpModel(profile, dtype, mode)
             self._fit()
-        self._fit_engine()
+        self._engine = fit_overheads(profile.select("engine", dtype, mode))
 
     # -- what a pass is made of ------------------------------------------------------------------------------------------------
 
@@ -207,35 +208,7 @@ class LatencyModel:
         one[GROUPS.index("elementwise")] -= head
         return one
 
-    def _fit_engine(self) -> None:
-        """What an engine adds, by the vocabulary of the measurement: per plain token; per round, constant and slope in gamma."""
-        self._engine: dict[tuple[str, int], dict[str, float]] = {}
-        found: dict[tuple[str, int], list[Measurement]] = {}
-        for row in self.profile.select("engine", self.dtype, self.mode):
-            sizes = row.sizes()
-            found.setdefault((sizes["engine"], sizes["vocab_size"]), []).append(row)
-        for key, rows in found.items():
-            plain = [row.median_s for row in rows if row.sizes()["gamma"] == 0]
-            rounds = [
-                (row.sizes()["gamma"], row.sizes().get("draft_layers", 1), row.median_s) for row in rows if row.sizes()["gamma"]
-            ]
-            if not plain or len(rounds) < 2:
-                continue
-            gammas, layers, times = (np.array(column, dtype=float) for column in zip(*rounds, strict=True))
-            columns = [np.ones_like(gammas), gammas]
-            if len(set(layers.tolist())) > 1:  # drafts of several depths were measured: what a layer adds can be told
-                columns.append(gammas * layers)
-            features = np.stack(columns, axis=1)
-            costs = nonnegative_fit(features, times)
-            self._engine[key] = {
-                "plain_s": float(np.median(plain)),
-                "round_s": float(costs[0]),
-                "token_s": float(costs[1]),
-                "layer_s": float(costs[2]) if len(costs) > 2 else 0.0,
-                "std_s": float(np.std(features @ costs - times)),
-            }
-
-    def _engine_costs(self, vocab_size: int) -> dict[str, float] | None:
+    def _engine_costs(self, vocab_size: int) -> OverheadFit | None:
         """The engine's costs at the measured vocabulary nearest to `vocab_size`; None where the profile holds no rows of it."""
         sizes = [size for name, size in self._engine if name == self.engine]
         if self.engine is None or not sizes:
@@ -273,16 +246,14 @@ class LatencyModel:
         if self.engine_ is not None:
             own = self.engine_
             step = own.forward_s(target, batch=workload.batch_size, context=workload.context_len, cold=True, is_target=True)
-            return Estimate(step.value + own.plain_s(workload.batch_size), step.std, step.source)
+            return _sum(step, own.plain_s(workload.batch_size))
         step = self.forward_s(
             target, batch=workload.batch_size, tokens=1, context=workload.context_len, ranks=workload.tensor_parallel
         )
         costs = self._engine_costs(target.vocab_size)
-        extra = costs["plain_s"] if costs else 0.0
-        if self.composed_ is not None:
-            host = self.composed_.host_s(workload.batch_size)
-            return Estimate(step.value + host.value + extra, math.hypot(step.std, host.std), step.source)
-        return Estimate(step.value + extra, step.std, step.source)
+        if costs is not None:
+            step = _sum(step, costs.plain)
+        return step if self.composed_ is None else _sum(step, self.composed_.host_s(workload.batch_size))
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
@@ -305,7 +276,7 @@ class LatencyModel:
         batch, context = workload.batch_size, workload.context_len
         draft = served_draft(draft, self.engine)
         costs = self._engine_costs(draft.vocab_size)
-        extra = gamma * draft.num_hidden_layers * costs["layer_s"] if costs else 0.0
+        extra = gamma * draft.num_hidden_layers * costs.layer_s if costs else 0.0
         ranks = draft_ranks(self.engine, workload)
         if self.engine_ is not None:
             tokens = self.engine_.first_pass.tokens(gamma)
@@ -339,7 +310,7 @@ class LatencyModel:
         known = self._engine_costs(target.vocab_size)
         if known is None:
             return self.composed_.host_s(workload.batch_size) if self.composed_ else Estimate(0.0, 0.0, "modelled")
-        return Estimate(known["round_s"] + gamma * known["token_s"], known["std_s"], "measured")
+        return known.round_s(gamma)
 
     @property
     def largest_batch(self) -> int | None:
@@ -366,7 +337,7 @@ class LatencyModel:
             "mode": self.mode,
             "rows": len(self.profile.rows),
             "pass": "composed" if self.composed_ else "fitted",
-            "engines": {f"{name} (vocabulary {size})": costs for (name, size), costs in self._engine.items()},
+            "engines": {f"{name} (vocabulary {size})": costs.to_dict() for (name, size), costs in self._engine.items()},
         }
         if self.engine_ is not None:
             known["engine_passes"] = {"engine": self.engine, **self.engine_.summary()}
@@ -380,6 +351,11 @@ class LatencyModel:
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
         }
+
+
+def _sum(step: Estimate, extra: Estimate) -> Estimate:
+    """A step and what comes on top of it; their errors are independent."""
+    return Estimate(step.value + extra.value, math.hypot(step.std, extra.std), step.source)
 
 
 def _pass_of(row: Measurement) -> Pass:

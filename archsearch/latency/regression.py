@@ -26,6 +26,61 @@ def nonnegative_fit(features: Array, times_s: Array) -> Array:
 
 
 @dataclass(frozen=True)
+class DifferenceFit:
+    """A law `features @ coefficients` of differences of timings; `misfit_s`: std of what it misses beyond the noise of rows."""
+
+    coefficients: Array  # [columns], seconds, >= 0
+    covariance: Array  # [columns, columns], of the fit before the coefficients were held at zero or above
+    misfit_s: float
+
+    def value_s(self, *point: float) -> float:
+        """The law at one row of features."""
+        return float(np.dot(self.coefficients, point))
+
+    def std_s(self, *point: float) -> float:
+        """How far a new measurement at that row may lie from it: what the rows leave open about the law, and the misfit."""
+        at = np.asarray(point)
+        return float(np.sqrt(max(0.0, at @ self.covariance @ at) + self.misfit_s**2))
+
+
+def fit_differences(features: Array, values_s: Array, stds_s: Array) -> DifferenceFit:
+    """Least squares of `values_s` [rows] on `features` [rows, columns], weighted by 1 / (std^2 + misfit^2).
+
+    Differences of timings have absolute errors: relative ones would let the smallest row, which is mostly noise, decide. `stds_s`
+    [rows]: standard error of each, NaN where it is not known; such rows take the median of the known ones. `misfit` is what makes
+    chi-squared equal to the degrees of freedom (DerSimonian and Laird 1986): without it a row of many repeats would outweigh all.
+    The law is held at zero or above, since no engine takes less than no time; its covariance is of the fit without that hold.
+    """
+    from scipy.optimize import nnls
+
+    rows, columns = features.shape
+    known = stds_s[np.isfinite(stds_s) & (stds_s > 0)]
+    # Nobody's noise is known: all of the scatter is misfit, and rows weigh alike.
+    floor = max(1e-3 * float(np.median(np.abs(values_s))), 1e-9)
+    stds = np.where(np.isfinite(stds_s) & (stds_s > 0), stds_s, np.median(known) if len(known) else floor)
+    stds = np.maximum(stds, floor)
+    free = max(0, rows - int(np.linalg.matrix_rank(features)))
+
+    def weighted(misfit: float) -> tuple[Array, float]:
+        """Coefficients >= 0 and chi-squared."""
+        scale = np.sqrt(stds**2 + misfit**2)  # [rows]
+        design = features / scale[:, None]
+        norms = np.linalg.norm(design, axis=0)
+        norms[norms == 0] = 1.0
+        scaled, rest = nnls(design / norms, values_s / scale)
+        return scaled / norms, float(rest) ** 2
+
+    misfit = 0.0
+    if free and weighted(0.0)[1] > free:
+        low, high = 0.0, 10.0 * float(np.max(np.abs(values_s)))
+        for _ in range(60):  # chi-squared falls as the misfit grows
+            misfit = 0.5 * (low + high)
+            low, high = (misfit, high) if weighted(misfit)[1] > free else (low, misfit)
+    design = features / np.sqrt(stds**2 + misfit**2)[:, None]
+    return DifferenceFit(weighted(misfit)[0], np.asarray(np.linalg.pinv(design.T @ design)), misfit)
+
+
+@dataclass(frozen=True)
 class Residual:
     """Gaussian process over log(measured / base); hyper-parameters by scikit-learn, prediction in plain numpy (microseconds).
 

@@ -14,6 +14,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
 from archsearch.engines.registry import DUMMY_ENGINES, IN_PROCESS, SCHEDULING, check_interpreter_choice
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.estimate import Estimate
 from archsearch.files import ensure_writable_dir, write_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import check_claim
@@ -271,11 +272,14 @@ def profile_engine(
     if device.kind != "cpu":
         base_model = LatencyModel(profile, dtype, mode)
 
-    def passes_s(draft: Architecture | None, step: EngineStep) -> float:
+    def passes_s(draft: Architecture | None, step: EngineStep) -> Estimate:
         assert base_model is not None
         workload = Workload(1, round(step.context), request.tensor_parallel, dtype, mode)
-        verify = base_model.verify_s(ref.architecture, workload, step.gamma).value
-        return verify + (base_model.draft_s(draft, workload, step.gamma).value if draft and step.gamma else 0.0)
+        verify = base_model.verify_s(ref.architecture, workload, step.gamma)
+        if draft is None or not step.gamma:
+            return verify
+        drafting = base_model.draft_s(draft, workload, step.gamma)
+        return Estimate(verify.value + drafting.value, math.hypot(verify.std, drafting.std), "modelled")
 
     before = len(profile.rows)
     with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary:

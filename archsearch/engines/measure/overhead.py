@@ -6,25 +6,34 @@ Random weights of the real shapes are enough: time does not depend on what the n
 
 from __future__ import annotations
 
+import logging
+import math
 import statistics
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.engines.transformers import TransformersEngine
-from archsearch.profiles import Measurement, freeze_shape
+from archsearch.profiles import Measurement, freeze_shape, median_error_s
 from archsearch.profiling.cpu_sweep import CpuBench, Progress
 from archsearch.profiling.layers import ForwardRun, build_model
 from archsearch.profiling.timer import Timer
 
-GAMMAS = (1, 2, 4, 7)
-CONTEXT = 128
-TOKENS = 20
+log = logging.getLogger(__name__)
 
-
-DRAFT_LAYERS = (1, 6)
+Case = tuple[int, int]
+"""gamma and layers of the draft; (0, 0): plain tokens"""
+GAMMAS: Final = (1, 2, 4, 7)
+DRAFT_LAYERS: Final = (1, 6)
+CASES: Final[tuple[Case, ...]] = ((0, 0), *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS))
+CONTEXT: Final = 128
+TOKENS: Final = 20
+ATTEMPTS: Final = 2
+SMALLEST_STD_S: Final = 1e-6  # no clock and no probe is surer of a difference
 
 
 def reference_draft(target: Architecture, layers: int) -> Architecture:
@@ -36,56 +45,99 @@ def reference_draft(target: Architecture, layers: int) -> Architecture:
     return Architecture(256, 512, layers, 4, 4, 64, target.vocab_size, draft_vocab_size=min(8192, target.vocab_size))
 
 
+@dataclass
+class _Timings:
+    """Probe-corrected seconds of one case (gamma, layers of the draft): the engine's cycles and the passes they are made of."""
+
+    cycles: list[float] = field(default_factory=list)
+    target: list[float] = field(default_factory=list)  # one pass over gamma + 1 tokens
+    first: list[float] = field(default_factory=list)  # the draft's, its weights out of the cache
+    later: list[float] = field(default_factory=list)  # the draft's, in a loop
+
+    def extra(self, gamma: int) -> tuple[float, float]:
+        """Seconds of a cycle beyond its passes, and the std of that difference of medians; either sign."""
+        parts = [(1.0, self.cycles), (-1.0, self.target)]
+        if gamma:
+            parts += [(-1.0, self.first), (1.0 - gamma, self.later)]
+        used = [(weight, times) for weight, times in parts if weight]
+        value = sum(weight * statistics.median(times) for weight, times in used)
+        return value, math.hypot(*(weight * (median_error_s(times) or 0.0) for weight, times in used))
+
+
+class _Trial:
+    """A target with random weights, one draft of each of DRAFT_LAYERS, and their passes, ready to be timed case by case."""
+
+    def __init__(self, bench: CpuBench, target: Architecture, dtype: str) -> None:
+        self.vocab_size, self.dtype = target.vocab_size, dtype
+        self.timer, self.flush = bench.timer(dtype), bench.flush
+        ids = torch.randint(0, min(1000, target.vocab_size), (CONTEXT - TOKENS // 2,)).tolist()
+        self.prompt = EnginePrompt("overhead", tuple(ids))
+        with torch.inference_mode():
+            pool = bench.pool(dtype)
+            self.target = build_model(target, pool.flat.dtype, pool)
+            holders: tuple[Any, ...] = (self.target.config, self.target.generation_config)
+            for holder in holders:
+                holder.eos_token_id = None  # random weights must not end the text
+            self.drafts = {layers: build_model(reference_draft(target, layers), pool.flat.dtype, pool) for layers in DRAFT_LAYERS}
+            self.whole = ForwardRun(self.target, batch=1, context=CONTEXT)
+            self.small = {layers: ForwardRun(model, batch=1, context=CONTEXT) for layers, model in self.drafts.items()}
+
+    def measure(self, case: Case, times: _Timings) -> None:
+        """Time the passes and one generation of `case` and add them to `times`."""
+        gamma, layers = case
+        with torch.inference_mode():
+            times.target += self.timer.time(self.whole.step(gamma + 1), calls=1, budget_s=0.3).times_s
+            if layers:
+                step = self.small[layers].step(1)
+                times.first += self.timer.time(step, before=self.flush, budget_s=0.1).times_s
+                times.later += self.timer.time(step, calls=4, budget_s=0.1).times_s
+        times.cycles += _cycle_times(self.timer, self.target, self.drafts.get(layers), gamma, self.prompt)
+
+    def row(self, case: Case, times: _Timings) -> Measurement:
+        """The `engine` row of `case`."""
+        gamma, layers = case
+        shape = {"engine": "transformers", "gamma": gamma, "draft_layers": layers, "vocab_size": self.vocab_size}
+        extra, std = times.extra(gamma)
+        return Measurement("engine", freeze_shape(shape), self.dtype, "eager", "warm", (extra,), std_s=max(std, SMALLEST_STD_S))
+
+
 def measure_overhead(
     bench: CpuBench, target: Architecture, dtype: str, *, rounds: int = 3, progress: Progress | None = None
 ) -> list[Measurement]:
     """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token (gamma 0) and per round, for
-    each of GAMMAS with drafts of each of DRAFT_LAYERS.
+    each of GAMMAS with drafts of each of DRAFT_LAYERS; each a difference, stored as it is, with its std.
 
-    Plain and speculative generations alternate `rounds` times; each is divided by the probe run just before and after it.
+    Plain and speculative generations alternate `rounds` times; each is divided by the probe run just before and after it. Cases
+    whose difference is further below zero than its noise explains are measured once more, and left out where that does not help.
     """
-    prompt = EnginePrompt("overhead", tuple(torch.randint(0, min(1000, target.vocab_size), (CONTEXT - TOKENS // 2,)).tolist()))
-    cases = [(0, 0), *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS)]
-    cycles: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
-    timer = bench.timer(dtype)
-    passes: dict[int, list[float]] = {gamma: [] for gamma, _ in cases}
-    first: dict[int, list[float]] = {layers: [] for layers in DRAFT_LAYERS}
-    later: dict[int, list[float]] = {layers: [] for layers in DRAFT_LAYERS}
-    with torch.inference_mode():
-        pool = bench.pool(dtype)
-        target_model = build_model(target, pool.flat.dtype, pool)
-        holders: tuple[Any, ...] = (target_model.config, target_model.generation_config)
-        for holder in holders:
-            holder.eos_token_id = None  # random weights must not end the text
-        drafts = {layers: build_model(reference_draft(target, layers), pool.flat.dtype, pool) for layers in DRAFT_LAYERS}
-        whole = ForwardRun(target_model, batch=1, context=CONTEXT)
-        small = {layers: ForwardRun(model, batch=1, context=CONTEXT) for layers, model in drafts.items()}
-    # The engine's cycles and the passes they are made of take turns, so that both feel the same machine.
-    for number in range(rounds):
-        for position, (gamma, layers) in enumerate(cases):
+    trial = _Trial(bench, target, dtype)
+    return measured_rows(trial.measure, trial.row, rounds, progress)
+
+
+def measured_rows(
+    measure: Callable[[Case, _Timings], None],
+    row_of: Callable[[Case, _Timings], Measurement],
+    rounds: int,
+    progress: Progress | None = None,
+) -> list[Measurement]:
+    """A row for each of CASES that noise alone explains, `measure`d `rounds` times in turn; the others get a second chance."""
+    rows: dict[Case, Measurement] = {}
+    todo: list[Case] = list(CASES)
+    for attempt in range(ATTEMPTS):
+        timings = {case: _Timings() for case in todo}
+        # Cases take turns, so that cycles and the passes they are made of feel the same machine.
+        for step, case in enumerate(list(todo) * rounds):
             if progress is not None:
-                done = number * len(cases) + position
-                progress(f"engine overhead {done + 1}/{rounds * len(cases)}", float(done), float(rounds * len(cases)))
-            with torch.inference_mode():
-                passes[gamma] += timer.time(whole.step(gamma + 1), calls=1, budget_s=0.3).times_s
-                if layers:
-                    first[layers] += timer.time(small[layers].step(1), before=bench.flush, budget_s=0.1).times_s
-                    later[layers] += timer.time(small[layers].step(1), calls=4, budget_s=0.1).times_s
-            cycles[gamma, layers] += _cycle_times(timer, target_model, drafts.get(layers), gamma, prompt)
-    rows = []
-    for (gamma, layers), times in cycles.items():
-        drafting = statistics.median(first[layers]) + (gamma - 1) * statistics.median(later[layers]) if gamma else 0.0
-        forward = statistics.median(passes[gamma]) + drafting
-        # One difference of medians. An engine cannot add less than nothing: a negative one is noise of the two timings.
-        extra = (max(statistics.median(times) - forward, 1e-6),)
-        shape: dict[str, Any] = {
-            "engine": "transformers",
-            "gamma": gamma,
-            "draft_layers": layers,
-            "vocab_size": target.vocab_size,
-        }
-        rows.append(Measurement("engine", freeze_shape(shape), dtype, "eager", "warm", extra))
-    return rows
+                what = "engine overhead" if attempt == 0 else "engine overhead, disturbed cases again"
+                progress(f"{what} {step + 1}/{rounds * len(todo)}", float(step), float(rounds * len(todo)))
+            measure(case, timings[case])
+        rows |= {case: row_of(case, times) for case, times in timings.items()}
+        todo = [case for case, row in rows.items() if row.impossible]
+        if not todo:
+            break
+    for gamma, layers in todo:
+        log.warning("engine overhead at gamma %d, %d draft layers: less than nothing, twice; left out", gamma, layers)
+    return [row for row in rows.values() if not row.impossible]
 
 
 def _cycle_times(timer: Timer, target: Any, draft: Any, gamma: int, prompt: EnginePrompt) -> list[float]:

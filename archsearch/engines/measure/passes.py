@@ -7,19 +7,23 @@ what the numbers are; where the engine can, acceptance is synthetic, so that the
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, Sampling
 from archsearch.errors import RunFailed
+from archsearch.estimate import Estimate
 from archsearch.profiles import Measurement, freeze_shape
 
 Progress = Callable[[str, float, float], None]
+PassPrice = Callable[[Architecture | None, EngineStep], Estimate]
+"""Seconds of the passes of a step with that draft (None: the target alone), by the profile."""
 BATCHES: Final = (1, 2, 4, 8)
 GAMMAS: Final = ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1), (2, 4, 2, 5), (3, 1, 4, 2), (5, 6, 2, 4))
 """For each draft its gamma at each of BATCHES: between them they cover the pairs."""
@@ -42,6 +46,7 @@ class StepRows:
     passes: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
     rests: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
     extras: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
+    price_stds: dict[tuple[int, int, int], float] = field(default_factory=dict)  # of the passes taken off `extras`
     slowdowns: list[float] = field(default_factory=list)
     grown: set[tuple[Any, ...]] = field(default_factory=set)
 
@@ -72,7 +77,7 @@ class StepRows:
                 first = per_sequence if number == 0 else first
                 cache = "warm" if number else "cold"
                 self._pass("draft", draft, batch, per_sequence, context, cache, seconds / slowdown)
-            self._keep(self.rests, (gamma, batch, first), max(rest_s, 1e-6) / slowdown)
+            self._keep(self.rests, (gamma, batch, first), rest_s / slowdown)
             taken += 1
         return taken
 
@@ -82,15 +87,16 @@ class StepRows:
         batch: int,
         target: Architecture,
         draft: Architecture | None,
-        passes_s: Callable[[Architecture | None, EngineStep], float],
+        passes_s: PassPrice,
     ) -> None:
         """Steps of an engine that does not tell its passes (a GPU runs ahead of its host): what they take beyond `passes_s`, the
         passes as the profile prices them. Batch 1 only, as the rows of kind `engine` are."""
         layers = draft.num_hidden_layers if draft else 0
         for step in steps:
             if batch == 1 and not step.prefill and step.batch == 1 and step.target_tokens == step.gamma + 1:
-                extra = max(step.seconds - passes_s(draft, step), 1e-6)
-                self._keep(self.extras, (step.gamma, layers, target.vocab_size), extra)
+                case, passes = (step.gamma, layers, target.vocab_size), passes_s(draft, step)
+                self._keep(self.extras, case, step.seconds - passes.value)
+                self.price_stds[case] = passes.std
 
     def _pass(self, role: str, arch: Architecture, batch: int, tokens: int, context: int, cache: str, seconds: float) -> None:
         self._keep(self.passes, (role, arch, batch, tokens, context, cache), seconds)
@@ -123,7 +129,9 @@ class StepRows:
         for (gamma, layers, vocabulary), times in self.extras.items():
             if len(times) >= MIN_STEPS and (gamma, layers, vocabulary) in self.grown:
                 shape = {"engine": self.engine, "gamma": gamma, "draft_layers": layers, "vocab_size": vocabulary}
-                rows.append(self._row("engine", shape, "warm", times, slowdown))
+                row = self._row("engine", shape, "warm", times, slowdown)
+                std_s = math.hypot(row.error_s or 0.0, self.price_stds[gamma, layers, vocabulary])
+                rows.append(replace(row, std_s=std_s or None))
         self.grown.clear()
         return [*rows, *sorted(passes, key=_marks)]
 
@@ -163,8 +171,6 @@ def measured_models(
 
 def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architecture]:
     """`count` of `shapes`, full heads, far apart in depth, width and FFN: each next one is the farthest from those chosen."""
-    import math
-
     unique = list(dict.fromkeys(shape.replace(draft_vocab_size=None) for shape in shapes))
 
     def place(shape: Architecture) -> tuple[float, ...]:
@@ -194,7 +200,7 @@ def measure_passes(
     repeats: int = 3,
     batches: Sequence[int] = BATCHES,
     slowdown: Callable[[], float] = lambda: 1.0,
-    passes_s: Callable[[Architecture | None, EngineStep], float] | None = None,
+    passes_s: PassPrice | None = None,
     known: Collection[Architecture | None] = (),
     record: Callable[[Measurement], None] = lambda row: None,
     progress: Progress | None = None,
