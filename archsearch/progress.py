@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+Progress = Callable[[str, float, float], None]
+"""How long work reports: `progress(what, done, total)`. `what` is read by a person; `done` and `total` share one unit (seconds
+of a budget, prompts, tokens), whichever tells best how much is left."""
+
+
+def silent(what: str, done: float, total: float) -> None:
+    """The Progress of a caller that wants none."""
 
 
 def human_time(seconds: float) -> str:
@@ -19,7 +28,7 @@ def human_time(seconds: float) -> str:
 
 
 class ProgressLine:
-    """Call it with (what, done, planned): planned and done in seconds, or in any unit of work, which then gives the estimate.
+    """A Progress that writes one line with a bar, the time spent and the time left.
 
     Quiet when `quiet`; writes to stderr only, so that stdout stays for results.
     """
@@ -30,13 +39,13 @@ class ProgressLine:
         self._last = -1e9
         self._terminal = sys.stderr.isatty()
 
-    def __call__(self, what: str, done: float, planned: float) -> None:
+    def __call__(self, what: str, done: float, total: float) -> None:
         now = time.monotonic()
         if self.quiet or now - self._last < (0.2 if self._terminal else self.every_s):
             return
         self._last = now
         elapsed = now - self._start
-        share = min(max(done / planned, 0.0), 1.0) if planned > 0 else 0.0
+        share = min(max(done / total, 0.0), 1.0) if total > 0 else 0.0
         left = f", about {human_time(elapsed * (1 - share) / share)} left" if share > 0.02 else ""
         filled = round(20 * share)
         text = f"{self.title} [{'#' * filled}{'.' * (20 - filled)}] {100 * share:3.0f}% {human_time(elapsed)}{left}  {what}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 from archsearch.errors import ArchsearchError
 
@@ -16,7 +17,8 @@ DTYPE_ALIASES: Final = {
     "half": "float16",
     "fp8": "float8_e4m3fn",
 }
-MODES: Final = ("eager", "graph")
+Mode = Literal["eager", "graph"]
+MODES: Final[tuple[Mode, ...]] = ("eager", "graph")
 
 
 def dtype_name(text: str) -> str:
@@ -56,3 +58,22 @@ class Workload:
     @property
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """What was asked of a workload and of the machine that serves it; None: chosen from the profile and the target.
+
+    A chosen dtype is the one in which the target decodes fastest, a chosen mode that of the device's usual engine, a chosen
+    `tensor_parallel` the fewest devices that hold the target. `pipeline.latency.choose_latency` makes a `Workload` of it.
+    """
+
+    gpu: str | None = None  # an alias or key of a device; None: cpu, or the device of `profile`
+    profile: Path | None = None  # a profile folder, instead of the device's own
+    batch_size: int = 1
+    context_len: int = 256  # tokens in the KV cache
+    temperature: float = 0.0
+    tensor_parallel: int | None = None
+    dtype: str | None = None
+    mode: Mode | None = None
+    engine: str = "transformers"

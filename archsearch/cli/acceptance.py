@@ -52,8 +52,10 @@ def acceptance(as_json: bool, **options: Any) -> None:
     archsearch acceptance --target llama-65b --draft wide-796m --explain
     """
     from archsearch.pipeline.acceptance import AcceptanceRequest, measure_acceptance
+    from archsearch.workload import WorkloadRequest
 
-    result = measure_acceptance(AcceptanceRequest(**options))
+    asked = WorkloadRequest(**{name: options.pop(name) for name in ("gpu", "profile", "batch_size", "temperature", "mode")})
+    result = measure_acceptance(AcceptanceRequest(asked=asked, **options))
     emit(result, acceptance_text(result), as_json)
 
 

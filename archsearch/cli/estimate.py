@@ -13,6 +13,7 @@ from archsearch.cli.options import (
     json_option,
 )
 from archsearch.cli.output import emit, plus_minus, table
+from archsearch.workload import Mode
 
 
 @main.command()
@@ -34,7 +35,7 @@ def estimate(
     temperature: float,
     tensor_parallel: int | None,
     dtype: str | None,
-    mode: str | None,
+    mode: Mode | None,
     alpha: str,
     domain: str,
     engine: str,
@@ -46,24 +47,11 @@ def estimate(
     archsearch estimate --target llama-65b --draft wide-796m --draft sheared-llama-1.3b --gpu a100 --tensor-parallel 4
     archsearch estimate --target smollm2-135m --draft ./my-draft --gpu cpu --alpha 0.7
     """
-    from archsearch.pipeline import estimate_drafts
+    from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
+    from archsearch.workload import WorkloadRequest
 
-    result = estimate_drafts(
-        target,
-        drafts,
-        gpu=gpu,
-        profile_folder=profile,
-        alpha=alpha,
-        gamma=gamma,
-        batch_size=batch_size,
-        context_len=context,
-        tensor_parallel=tensor_parallel,
-        temperature=temperature,
-        dtype=dtype,
-        mode=mode,
-        engine=engine,
-        domain=domain,
-    )
+    asked = WorkloadRequest(gpu, profile, batch_size, context, temperature, tensor_parallel, dtype, mode, engine)
+    result = estimate_drafts(EstimateRequest(target, drafts, asked, alpha, gamma, domain))
     emit(result, estimate_text(result), as_json)
 
 

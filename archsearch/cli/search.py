@@ -16,6 +16,7 @@ from archsearch.cli.options import (
 )
 from archsearch.cli.output import emit, plus_minus, table
 from archsearch.errors import ArchsearchError
+from archsearch.workload import Mode, WorkloadRequest
 
 
 @main.command()
@@ -81,7 +82,7 @@ def search(
     temperature: float,
     tensor_parallel: int | None,
     dtype: str | None,
-    mode: str | None,
+    mode: Mode | None,
     alpha: str,
     domain: str,
     engine: str,
@@ -128,15 +129,8 @@ def search(
         climb = (trains or not given) and not set_by_user("finalists")
     request = pipeline.SearchRequest(
         target=target,
-        gpu=gpu,
-        profile=profile,
+        asked=WorkloadRequest(gpu, profile, batch_size, context, temperature, tensor_parallel, dtype, mode, engine),
         space=space,
-        batch_size=batch_size,
-        context=context,
-        temperature=temperature,
-        tensor_parallel=tensor_parallel,
-        dtype=dtype,
-        mode=mode,
         trials=trials,
         alpha=alpha,
         domain=domain,
@@ -147,7 +141,6 @@ def search(
         confirm=wanted,
         finalists=max(finalists, wanted),
         time_budget_s=time_budget if time_budget is not None else pipeline.SearchRequest.time_budget_s,
-        engine=engine,
         storage=storage,
         run=run_path,
         seed=seed,

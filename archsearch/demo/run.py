@@ -11,6 +11,7 @@ from archsearch.errors import MissingDataError
 from archsearch.hardware.identify import identify_cpu
 from archsearch.profiles import Profile, current_stack, find_profile
 from archsearch.progress import human_time
+from archsearch.workload import WorkloadRequest
 
 TARGET = "smollm2-135m"
 CONTEXT = 160
@@ -41,7 +42,9 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
         f"--time-budget {budget_s:.0f}s"
     )
     found = pipeline.search(
-        pipeline.SearchRequest(TARGET, gpu="cpu", context=CONTEXT, confirm=1, time_budget_s=budget_s, run=run_path)
+        pipeline.SearchRequest(
+            TARGET, WorkloadRequest("cpu", context_len=CONTEXT), confirm=1, time_budget_s=budget_s, run=run_path
+        )
     )
     say(f"$ archsearch export {run_path} --output {output}")
     exported = pipeline.export_rank(run_path, 1, output)

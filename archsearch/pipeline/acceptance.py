@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ from archsearch.pipeline.latency import LatencySource, choose_latency
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
 from archsearch.text.prompt_set import load_prompt_set
-from archsearch.workload import Workload
+from archsearch.workload import Workload, WorkloadRequest
 
 if TYPE_CHECKING:
     from archsearch.acceptance.measured import Trace
@@ -37,24 +37,21 @@ LEVELS: Final = (0.90, 0.95)
 class AcceptanceRequest:
     """What `archsearch acceptance` was asked.
 
-    `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where `temperature` is above 0. `explain`: also
-    the prior's terms; alone where the draft is a shape without weights. `gpu` or `profile`: also the modelled speed-up.
+    `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where `asked.temperature` is above 0.
+    `dtype`: of target and draft while they are compared. `explain`: also the prior's terms; alone where the draft is a shape
+    without weights. A device or profile in `asked`: also the modelled speed-up, at the context that the texts have.
     """
 
     target: str
     draft: str
+    asked: WorkloadRequest = WorkloadRequest()
     prompts: Path | None = None
-    temperature: float = 0.0
     top_p: float = 1.0
     max_prompts: int = 64
     answer_tokens: int = 128
     dtype: str = "float32"
     explain: bool = False
     domain: str = "narrow"
-    gpu: str | None = None
-    profile: Path | None = None
-    batch_size: int = 1
-    mode: str = "eager"
     cache: Path | None = None
     output: Path | None = None
     trace: Path | None = None
@@ -111,7 +108,7 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     from archsearch.acceptance import measured
     from archsearch.acceptance.prior import DOMAINS
 
-    measured.check_sampling(request.temperature, request.top_p)
+    measured.check_sampling(request.asked.temperature, request.top_p)
     if request.domain not in DOMAINS:
         raise ArchsearchError(f"unknown domain {request.domain!r}; use one of {', '.join(DOMAINS)}")
     if request.max_prompts < 1 or request.answer_tokens < 2:
@@ -129,20 +126,17 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         "shape": draft.architecture.label(),
         "domain": request.domain,
         "trained_tokens": _trained_tokens(draft),
-        "temperature": request.temperature,
+        "temperature": request.asked.temperature,
         "top_p": request.top_p,
     }
     if draft.at_hand or not request.explain:
         trace, notes, context_len = record(request, target, draft)
-        source = None
-        if request.gpu is not None or request.profile is not None:
-            source = choose_latency(
-                request.gpu, request.profile, target.architecture, dtype=None, mode=request.mode, engine="transformers",
-                batch_size=request.batch_size, context_len=context_len,
-            )  # fmt: skip
+        priced = None
+        if request.asked.gpu is not None or request.asked.profile is not None:
+            priced = choose_latency(replace(request.asked, context_len=context_len), target.architecture)
         result |= {"dtype": request.dtype, "context_len": context_len, "notes": notes, **summary(trace)}
-        if source is not None:
-            result |= speedups(result, target.architecture, draft.architecture, source, request, context_len)
+        if priced is not None:
+            result |= speedups(result, target.architecture, draft.architecture, *priced)
         if request.trace is not None:
             trace.save(request.trace)
     if request.explain:
@@ -179,9 +173,9 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
         def report(done: int, total: int) -> None:
             line("draft beside the target's text", done, total)
 
-        if request.temperature > 0:
+        if request.asked.temperature > 0:
             trace = measured.sampling_trace(
-                model, texts, temperature=request.temperature, top_p=request.top_p, end_ids=end_ids, report=report
+                model, texts, temperature=request.asked.temperature, top_p=request.top_p, end_ids=end_ids, report=report
             )
         else:
             trace = measured.agreement_trace(model, texts, end_ids=end_ids, report=report)
@@ -241,8 +235,8 @@ def written_text(
     identity = {
         "target": [target.name, str(target.folder), target.hub_id, dict(target.weights or {}), _files_of(target.folder)],
         "prompts": [[item.token_ids, item.category, item.id] for item in encoded],
-        "settings": [request.answer_tokens, request.temperature, request.top_p if request.temperature else 1.0, request.seed,
-                     request.dtype],
+        "settings": [request.answer_tokens, request.asked.temperature, request.top_p if request.asked.temperature else 1.0,
+                     request.seed, request.dtype],
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = (request.cache or cache_dir() / "acceptance") / key
@@ -264,8 +258,8 @@ def written_text(
             line(f"{state['tokens']} tokens", state["tokens"], max(1, state["total"] * request.answer_tokens))
 
         texts = sample_text(
-            model, tokenizer, prompts, cache_dir=folder, max_new_tokens=request.answer_tokens, temperature=request.temperature,
-            top_p=request.top_p, seed=request.seed, progress=report,
+            model, tokenizer, prompts, cache_dir=folder, max_new_tokens=request.answer_tokens,
+            temperature=request.asked.temperature, top_p=request.top_p, seed=request.seed, progress=report,
         )  # fmt: skip
     write_json(ends_file, ends)
     return texts, ends, notes
@@ -347,13 +341,11 @@ def speedups(
     target: Architecture,
     draft: Architecture,
     source: LatencySource,
-    request: AcceptanceRequest,
-    context_len: int,
+    workload: Workload,
 ) -> dict[str, Any]:
     """Modelled speed-up at each gamma with the measured tau, the best gamma, and the best gamma of each category."""
     from archsearch.acceptance.estimator import GivenAcceptance
 
-    workload = Workload(request.batch_size, context_len, 1, source.dtype, request.mode, request.temperature)
     scorer = Scorer(target, workload, source.latency, GivenAcceptance(float(result["alpha"]["value"])))
 
     def at_each(part: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -381,7 +373,7 @@ def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) 
 
     prior = PriorAcceptance()
     context = AcceptanceContext(
-        target.architecture, request.temperature, domain=request.domain, trained_tokens=_trained_tokens(draft)
+        target.architecture, request.asked.temperature, domain=request.domain, trained_tokens=_trained_tokens(draft)
     )
     predicted = prior.predict(draft.architecture, context)
     rows = prior.explain_rows(draft.architecture, context)

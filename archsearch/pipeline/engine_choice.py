@@ -72,18 +72,11 @@ def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
     """The session's scorer with the latencies of `engine`, and where those come from in words."""
     if engine == session.request.engine:
         return session.scorer, session.source.words
-    request, folder = session.request, session.source.profile.get("folder")
-    source = choose_latency(
-        request.gpu,
-        Path(folder) if folder else None,
-        session.target.architecture,
-        dtype=session.source.dtype,
-        mode=session.source.mode,
-        engine=engine,
-        batch_size=request.batch_size,
-        context_len=request.context,
-        tensor_parallel=request.tensor_parallel,
+    folder, chosen = session.source.profile.get("folder"), session.source
+    asked = replace(
+        session.request.asked, profile=Path(folder) if folder else None, dtype=chosen.dtype, mode=chosen.mode, engine=engine
     )
+    source, _ = choose_latency(asked, session.target.architecture)
     return session.scorer.with_latency(source.latency), source.words
 
 

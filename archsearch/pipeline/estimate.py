@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from archsearch.models.targets import resolve_target
-from archsearch.pipeline.latency import acceptance_for, choose_latency, fitting_ranks
+from archsearch.pipeline.latency import acceptance_for, choose_latency
 from archsearch.search.objective import Scorer
-from archsearch.workload import Workload
+from archsearch.workload import WorkloadRequest
 
 
-def estimate_drafts(
-    target: str,
-    drafts: Sequence[str],
-    *,
-    gpu: str | None,
-    profile_folder: Path | None,
-    alpha: str,
-    gamma: int | None,
-    batch_size: int,
-    context_len: int,
-    tensor_parallel: int | None,
-    temperature: float,
-    dtype: str | None,
-    mode: str | None,
-    engine: str,
-    domain: str,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class EstimateRequest:
+    """What `archsearch estimate` was asked. `alpha`: `prior`, or a number; `gamma` None: the best of 1 to 8."""
+
+    target: str
+    drafts: tuple[str, ...]
+    asked: WorkloadRequest = WorkloadRequest()
+    alpha: str = "prior"
+    gamma: int | None = None
+    domain: str = "narrow"
+
+
+def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
     """Price drafts that exist: a Score each, best first, and which of them the error bars cannot tell apart.
 
     Raises ArchsearchError for a draft of another vocabulary size, or one that does not fit the device beside the target.
     """
     from archsearch.capacity import fits, memory_bytes, usable_bytes
 
-    ref = resolve_target(target)
-    source = choose_latency(
-        gpu,
-        profile_folder,
-        ref.architecture,
-        dtype=dtype,
-        mode=mode,
-        engine=engine,
-        batch_size=batch_size,
-        context_len=context_len,
-        tensor_parallel=tensor_parallel,
-    )
-    ranks = tensor_parallel or fitting_ranks(source.device, ref.architecture, batch_size, context_len, source.dtype)
-    workload = Workload(batch_size, context_len, ranks, source.dtype, source.mode, temperature)
-    acceptance, prior_words = acceptance_for(alpha, target)
-    scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=[gamma] if gamma else None, domain=domain)
+    ref = resolve_target(request.target)
+    source, workload = choose_latency(request.asked, ref.architecture)
+    acceptance, prior_words = acceptance_for(request.alpha, request.target)
+    gammas = [request.gamma] if request.gamma else None
+    scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain)
     priced = []
-    for name in drafts:
+    for name in request.drafts:
         draft = resolve_target(name)
         notes = []
         if draft.architecture.vocab_size != ref.architecture.vocab_size:
@@ -75,7 +58,7 @@ def estimate_drafts(
         "device": source.device.key,
         "latency": source.words,
         "workload": asdict(workload),
-        "alpha": alpha,
+        "alpha": request.alpha,
         "prior": prior_words,
         "drafts": [
             {

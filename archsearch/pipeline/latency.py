@@ -16,7 +16,8 @@ from archsearch.hardware.identify import resolve_device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Profile, current_stack, find_profile
-from archsearch.workload import Workload
+from archsearch.search.objective import Latency
+from archsearch.workload import Mode, Workload, WorkloadRequest
 
 DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
 RANKS = (1, 2, 4, 8)
@@ -26,16 +27,16 @@ RANKS = (1, 2, 4, 8)
 class LatencySource:
     """A latency model and where it comes from, in words and as data for run.yaml."""
 
-    latency: Any
+    latency: Latency
     device: Device
     dtype: str
-    mode: str
+    mode: Mode
     threads: int | None
     profile: dict[str, Any]
     words: str
 
 
-def default_mode(device: Device) -> str:
+def default_mode(device: Device) -> Mode:
     """How the usual engine of a device runs: serving engines replay CUDA graphs on GPUs, transformers on a CPU is eager."""
     return "eager" if device.kind == "cpu" else "graph"
 
@@ -59,64 +60,70 @@ def fitting_ranks(device: Device, target: Architecture, batch_size: int, context
     )
 
 
-def choose_latency(
-    gpu: str | None,
-    profile_folder: Path | None,
-    target: Architecture,
-    *,
-    dtype: str | None,
-    mode: str | None,
-    engine: str,
-    batch_size: int = 1,
-    context_len: int = 256,
-    tensor_parallel: int | None = None,
-) -> LatencySource:
-    """The profile named, or the device's profile, or, where nobody profiled it, the datasheet roofline (marked).
+def choose_latency(asked: WorkloadRequest, target: Architecture) -> tuple[LatencySource, Workload]:
+    """The latency model that answers, and the workload with everything chosen that was left open.
 
-    Without a dtype: the one in which the profile says that the target decodes fastest; a speed-up over a slower dtype is none.
-    Without a mode: the one of the device's usual engine.
+    The model is that of the profile named, or of the device's profile, or, where nobody profiled it, the datasheet roofline
+    (marked). Without a dtype: the one in which the profile says that the target decodes fastest; a speed-up over a slower dtype
+    is none. Raises ArchsearchError where no number of devices holds the target, MissingDataError without a usable profile.
     """
-    profile: Profile | None = None
-    if profile_folder is not None:
-        profile = Profile.load(profile_folder)
-        device = Device.from_dict(profile.device)
-    else:
-        device = resolve_device(gpu or "cpu")
-        try:
-            profile = Profile.load(find_profile(device.key, current_stack() if device.kind == "cpu" else None))
-        except MissingDataError:
-            if device.kind == "cpu":
-                raise
-    mode = mode or default_mode(device)
+    profile, device = _profile_and_device(asked)
+    mode = asked.mode or default_mode(device)
     if profile is None:
-        name = dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
-        words = (
-            f"datasheet roofline of {device.name}, {mode} mode: nobody has profiled it here; "
-            "expect errors of 15-25 % on large layers and 25-50 % on small ones"
-        )
-        data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
-        return LatencySource(RooflineLatency(device, name, mode, engine), device, name, mode, None, data, words)
+        source = _roofline(device, mode, asked)
+    else:
+        source = _profiled(profile, device, mode, asked, target)
+    return source, _workload(asked, source.device, target, source.dtype, mode)
+
+
+def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]:
+    if asked.profile is not None:
+        profile = Profile.load(asked.profile)
+        return profile, Device.from_dict(profile.device)
+    device = resolve_device(asked.gpu or "cpu")
+    try:
+        return Profile.load(find_profile(device.key, current_stack() if device.kind == "cpu" else None)), device
+    except MissingDataError:
+        if device.kind == "cpu":
+            raise
+    return None, device
+
+
+def _workload(asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode) -> Workload:
+    ranks = asked.tensor_parallel or fitting_ranks(device, target, asked.batch_size, asked.context_len, dtype)
+    return Workload(asked.batch_size, asked.context_len, ranks, dtype, mode, asked.temperature)
+
+
+def _roofline(device: Device, mode: Mode, asked: WorkloadRequest) -> LatencySource:
+    name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
+    words = (
+        f"datasheet roofline of {device.name}, {mode} mode: nobody has profiled it here; "
+        "expect errors of 15-25 % on large layers and 25-50 % on small ones"
+    )
+    data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
+    return LatencySource(RooflineLatency(device, name, mode, asked.engine), device, name, mode, None, data, words)
+
+
+def _profiled(profile: Profile, device: Device, mode: Mode, asked: WorkloadRequest, target: Architecture) -> LatencySource:
     # Composed tables hold graph rows only; the eager answer is put together from them and a published host time.
     found = profile.combinations()
-    names = [dtype] if dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
-    if not dtype and device.kind != "cpu":  # fp8 weights are another model, to be asked for
+    names = [asked.dtype] if asked.dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
+    if not asked.dtype and device.kind != "cpu":  # fp8 weights are another model, to be asked for
         names = [name for name in names if name in DTYPE_PREFERENCE] or names
     models = {}
     for name in names:
         try:
-            models[name] = LatencyModel(profile, name, mode, engine)
+            models[name] = LatencyModel(profile, name, mode, asked.engine)
         except MissingDataError:
-            if dtype or len(names) == 1:
+            if asked.dtype or len(names) == 1:
                 raise
     if not models:
         raise MissingDataError(f"profile {profile.folder} has no usable rows in {mode} mode; run archsearch profile longer")
-
     own = {name: model for name, model in models.items() if model.engine_ is not None}
     models = own or models  # what the engine itself was measured in, where it was
 
     def step_s(name: str) -> float:
-        ranks = tensor_parallel or fitting_ranks(device, target, batch_size, context_len, name)
-        return models[name].decode_s(target, Workload(batch_size, context_len, ranks, name, mode)).value
+        return models[name].decode_s(target, _workload(asked, device, target, name, mode)).value
 
     best = next(iter(models)) if len(models) == 1 else min(models, key=step_s)
     return LatencySource(
@@ -126,7 +133,7 @@ def choose_latency(
         mode,
         device.threads,
         {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best, "mode": mode, "origin": profile.origin},
-        _words(profile, device, best, mode) + _engine_words(models[best], device, engine),
+        _words(profile, device, best, mode) + _engine_words(models[best], device, asked.engine),
     )
 
 
@@ -193,8 +200,9 @@ def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:
 
     Predicted times are at the profile's reference speed. A busy machine slows target and draft alike, so speed-ups keep.
     """
-    profile = getattr(source.latency, "profile", None)
-    reference = profile.probe_reference_s.get(source.dtype) if profile is not None and source.device.kind == "cpu" else None
+    if not isinstance(source.latency, LatencyModel) or source.device.kind != "cpu":
+        return None
+    reference = source.latency.profile.probe_reference_s.get(source.dtype)
     if reference is None:
         return None
     import torch

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, fitting_ranks
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
 from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.text.prompt_set import load_prompt_set
-from archsearch.workload import Workload
+from archsearch.workload import Workload, WorkloadRequest
 
 PRIOR_FILE = "prior.json"
 TEXT_SHARE = 0.35  # of the time budget: the target writes; the rest trains
@@ -30,19 +31,11 @@ TEXT_SHARE = 0.35  # of the time budget: the target writes; the rest trains
 class SearchRequest:
     """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine, after `finalists` drafts were
     trained; 0 ends with the ranking. `climb`: short trainings decide which shapes are trained in full, and `time_budget_s` holds
-    everything. `tensor_parallel` and `mode` None: the fewest devices that hold the target; as the usual
-    engine of the device runs (`graph` on GPUs)."""
+    everything."""
 
     target: str
-    gpu: str | None = None
-    profile: Path | None = None
+    asked: WorkloadRequest = WorkloadRequest()
     space: str | None = None
-    batch_size: int = 1
-    context: int = 256
-    temperature: float = 0.0
-    tensor_parallel: int | None = None
-    dtype: str | None = None
-    mode: str | None = None
     trials: int = 300
     alpha: str = "prior"
     domain: str = "narrow"
@@ -54,7 +47,6 @@ class SearchRequest:
     finalists: int = 3
     confirm_prompts: int = 24
     time_budget_s: float = 780.0
-    engine: str = "transformers"
     storage: str | None = None
     run: Path | None = None
     seed: int = 0
@@ -62,14 +54,40 @@ class SearchRequest:
     max_gamma: int = 8
     climb: bool = False
 
+    @property
+    def engine(self) -> str:
+        return self.asked.engine
+
+    @property
+    def temperature(self) -> float:
+        return self.asked.temperature
+
+    @property
+    def context(self) -> int:
+        return self.asked.context_len
+
     def arguments(self) -> dict[str, Any]:
-        """What run.yaml keeps and a continued run must repeat."""
+        """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
         free = ("run", "storage", "profile", "climb")
+        asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
+        flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
         return {
             name: value if isinstance(value, int | float | str | bool) or value is None else str(value)
-            for name, value in asdict(self).items()
+            for name, value in flat.items()
             if name not in free
         }
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any], **changes: Any) -> SearchRequest:
+        """The request that wrote these `arguments`; names it does not know are left out. `changes`: fields set otherwise."""
+        known = dict(arguments)
+        if "context" in known:
+            known["context_len"] = known.pop("context")
+        for name in ("prompts", "heldout", "text", "profile"):
+            known[name] = Path(known[name]) if known.get(name) else None
+        asked = WorkloadRequest(**{name: known[name] for name in WorkloadRequest.__dataclass_fields__ if name in known})
+        own = {name: value for name, value in known.items() if name in cls.__dataclass_fields__}
+        return cls(**{**own, "asked": asked, **changes})
 
 
 FREE_ARGUMENTS = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
@@ -94,31 +112,17 @@ class SearchSession:
         `run`: an opened run to go on with, whatever profile it was searched with.
         """
         target = resolve_target(request.target)
-        check_engine(request.engine)
+        check_engine(request.asked.engine)
         if request.confirm:
             check_weights(target)
-            if request.engine not in IN_PROCESS:
-                find_python(request.engine)
+            if request.asked.engine not in IN_PROCESS:
+                find_python(request.asked.engine)
             load_prompt_set(request.prompts, request.heldout)
             if request.text is not None and not request.text.is_file():
                 raise MissingDataError(f"text file not found: {request.text}")
         space = load_space(request.space or default_space(target.architecture))
         space.check(target.architecture)
-        source = choose_latency(
-            request.gpu,
-            request.profile,
-            target.architecture,
-            dtype=request.dtype,
-            mode=request.mode,
-            engine=request.engine,
-            batch_size=request.batch_size,
-            context_len=request.context,
-            tensor_parallel=request.tensor_parallel,
-        )
-        ranks = request.tensor_parallel or fitting_ranks(
-            source.device, target.architecture, request.batch_size, request.context, source.dtype
-        )
-        workload = Workload(request.batch_size, request.context, ranks, source.dtype, source.mode, request.temperature)
+        source, workload = choose_latency(request.asked, target.architecture)
         limits = memory_limits(space, target.architecture, workload, source.device)
         arguments = request.arguments()
         described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
@@ -147,13 +151,12 @@ class SearchSession:
     def reopen(cls, path: Path) -> SearchSession:
         """The session of an existing run folder, with the arguments it was made with."""
         run = open_run(path)
-        known = {name: value for name, value in run.arguments.items() if name in SearchRequest.__dataclass_fields__}
-        for name in ("prompts", "heldout", "text"):
-            known[name] = Path(known[name]) if known.get(name) else None
-        folder = run.info["profile"].get("folder")
-        known["dtype"] = run.info["profile"].get("dtype", known.get("dtype"))
+        profile = run.info["profile"]
+        folder = profile.get("folder")
         named = Path(folder) if folder and Path(folder).is_dir() else None
-        return cls.start(SearchRequest(**{**known, "confirm": 0}, run=path, profile=named), run)
+        request = SearchRequest.from_arguments(run.arguments, confirm=0, run=path)
+        asked = replace(request.asked, dtype=profile.get("dtype", request.asked.dtype), profile=named)
+        return cls.start(replace(request, asked=asked), run)
 
     def workshop(self) -> Workshop:
         """Where this run's drafts are trained."""

@@ -224,10 +224,13 @@ def prepare_eager(
 class Bench(Protocol):
     """Turns points into measurements on one device in one mode. `skipped`: what did not fit its memory."""
 
-    mode: str
     profile: Profile
     skipped: list[str]
     flush: kernels.Run
+
+    @property
+    def mode(self) -> str:
+        """`eager` or `graph`."""
 
     def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
         """Time one point. `model_cache` keeps the last whole model so that its several points share it."""

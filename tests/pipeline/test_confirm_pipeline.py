@@ -38,6 +38,7 @@ from archsearch.pipeline.profile import profile_engine
 from archsearch.profiles import Profile
 from archsearch.search.space import load_space
 from archsearch.speedup import accepted_by_position
+from archsearch.workload import WorkloadRequest
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import TINY, give_weights, make_world, tiny_drafts
 
@@ -93,8 +94,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert engine_profile(resolve_target("target"), tiny_drafts()) > 40
         search(
             SearchRequest(
-                "target", "cpu", space="tiny.yaml", context=64, trials=24, prompts=Path("prompts.jsonl"), run=Path("runs/a"),
-                answer_tokens=32, alpha="0.8", engine="vllm",
+                "target", WorkloadRequest("cpu", context_len=64, engine="vllm"), space="tiny.yaml", trials=24,
+                prompts=Path("prompts.jsonl"), run=Path("runs/a"),
+                answer_tokens=32, alpha="0.8",
             )
         )  # fmt: skip
         give_weights(Path("runs/a"), 2, alpha=0.6)

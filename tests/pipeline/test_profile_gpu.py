@@ -22,7 +22,7 @@ from archsearch.profiling import cuda
 from archsearch.profiling import gpu_sweep as selection
 from archsearch.profiling.cuda import CudaBench
 from archsearch.search.space import SearchSpace
-from archsearch.workload import Workload
+from archsearch.workload import Workload, WorkloadRequest
 from tests.doubles.world import SPACE as TINY_SPACE
 from tests.doubles.world import TINY
 
@@ -92,7 +92,7 @@ def test_both_modes_are_measured_checked_and_searched_from(stand_in: Path) -> No
         assert {"gemm", "attention", "elementwise", "forward"} <= kinds
         check = json.loads((Path(result["folder"]) / f"check-bfloat16-{mode}.json").read_text())
         assert check["draft step"]["cases"] >= 2 and check["mode"] == mode
-    source = choose_latency("h200", None, TINY, dtype=None, mode=None, engine="transformers")
+    source, _ = choose_latency(WorkloadRequest("h200"), TINY)
     assert source.mode == "graph" and "known error of a draft step" in source.words
     step = source.latency.decode_s(TINY, Workload(1, 32, mode="graph"))
     measured = next(row for row in profile.select("forward", "bfloat16", "graph"))
