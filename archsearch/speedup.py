@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from archsearch.estimate import Estimate, weakest_source
 
@@ -301,6 +302,26 @@ def break_even_estimate(
     needed_std = needed * math.hypot(decode_s.relative_std, *(part.std / round_s for part in parts))
     source = weakest_source(decode_s.source, *(part.source for part in parts))
     return Estimate(alpha, min(needed_std / tau_slope(alpha, gamma), 1.0), source)
+
+
+# --- what a measured speed-up decides ----------------------------------------------------------------------------------
+
+DISTURBED_GAP: Final = 0.15
+
+
+def counting_doubt(median: float, pooled: float) -> str | None:
+    """Why a speed-up counted in two ways decides nothing; None where it does.
+
+    `median`: over prompts of time per token alone / with the draft; `pooled`: all tokens over all seconds of both. Prompts run
+    back to back, so what else runs on a machine moves the pooled figure first: 15 % between the two is more than prompts differ.
+    An interval over prompts cannot see it.
+    """
+    figures = f"the median over prompts is {median:.2f}x, all tokens over all seconds give {pooled:.2f}x"
+    if abs(pooled / median - 1.0) > DISTURBED_GAP:
+        return f"the machine was disturbed: {figures}"
+    if (median - 1.0) * (pooled - 1.0) < 0:
+        return f"the two ways of counting contradict each other: {figures}"
+    return None
 
 
 # --- why a prediction was off ----------------------------------------------------------------------------------------

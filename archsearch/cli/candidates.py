@@ -264,6 +264,18 @@ def schedule_text(result: dict[str, Any], run: Path, rank: int) -> str:
     )
 
 
+def _next_of_confirm(result: dict[str, Any], run: Path, rank: int) -> str:
+    """What to do after a confirmation: it pays only where its whole interval lies above 1."""
+    if result["undecided"]:
+        return f"Next, with nothing else running: archsearch confirm {run} --rank {rank} --gamma {result['gamma']}"
+    if result["speedup_interval"][0] > 1:
+        return f"Next: archsearch export {run} --rank {rank} --output my-draft"
+    answer = (
+        "Speculation does not pay here" if result["speedup_interval"][1] < 1 else "Too close to call: 1x lies within the error"
+    )
+    return f"{answer}. More training may help: archsearch train {run} --rank {rank} --budget 30m"
+
+
 def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
     rows = []
     for row in sorted([result, *result["other_gammas"]], key=lambda row: row["gamma"]):
@@ -275,6 +287,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
                 f"{row['baseline_tokens_per_s']:.1f}",
                 f"{row['tokens_per_s']:.1f}",
                 plus_minus(row["speedup"]),
+                f"{row['speedup_pooled']:.2f}",
                 f"{row['predicted_speedup']:.2f}",
                 f"{100 * row['relative_error']:+.1f}",
                 f"{100 * row['relative_error_at_measured_tau']:+.1f}",
@@ -289,8 +302,10 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
         remarks.append(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it.")
     if result.get("identical_output_unchecked"):
         remarks.append(f"WARNING: identity in float32 was not checked: {result['identical_output_unchecked']}")
-    if any(row.get("disturbed") for row in [result, *result["other_gammas"]]):
-        remarks.append("WARNING: the machine was disturbed while this ran (pooled and median speed-up differ): confirm again.")
+    doubtful = [row for row in [result, *result["other_gammas"]] if row["undecided"]]
+    remarks += [
+        f"NOT DECIDED at gamma {row['gamma']}: {row['undecided']}. Confirm again with nothing else running." for row in doubtful
+    ]
     lines = [
         f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']} held-out prompts, "
         f"draft {result['architecture']}, {human_time(result['seconds'])}.",
@@ -304,6 +319,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
                 "alone tok/s",
                 "with draft",
                 "speed-up",
+                "pooled",
                 "predicted",
                 "error %",
                 "error % at measured tau",
@@ -321,9 +337,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
         )
         + (f", {exact['identical']} of {exact['prompts']} in float32." if exact else "."),
         "",
-        f"Next: archsearch export {run} --rank {rank} --output my-draft"
-        if result["speedup"]["value"] > 1
-        else f"Speculation does not pay here. More training may help: archsearch train {run} --rank {rank} --budget 30m",
+        _next_of_confirm(result, run, rank),
     ]
     return "\n".join(lines)
 

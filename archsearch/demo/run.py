@@ -78,7 +78,7 @@ def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, s
         f"  archsearch train {run_path} --budget 30m                        acceptance still rises with training",
         "  archsearch search --target YOUR-MODEL-FOLDER --prompts YOUR.jsonl --gpu cpu --confirm 1",
     ]
-    if confirmed and confirmed[0]["speedup"]["value"] <= 1:
+    if confirmed and not confirmed[0]["undecided"] and confirmed[0]["speedup_interval"][1] < 1:
         rows.insert(1, "Speculation does not pay here with this much training.")
     return "\n".join(rows)
 

@@ -113,6 +113,8 @@ def _numbers(
     interval = held.get("speedup_interval")
     if interval and "speedup" in measured:
         measured["speedup"] = f"{measured['speedup'].split(' ')[0]} (5-95 %: {interval[0]:.2f} to {interval[1]:.2f})"
+    if held.get("speedup_pooled") is not None and "speedup" in measured:
+        measured["speedup"] += f"; all tokens over all seconds {held['speedup_pooled']:.2f}"
     rows = []
     for name, words, factor, digits in _SCORE_ROWS:
         entry = (score or {}).get(name)
@@ -150,6 +152,8 @@ def _confirmed_words(confirmed: Mapping[str, Any], *, trimmed: bool) -> str:
     )
     if alone and together:
         parts.append(f"{alone} tokens/s alone, {together} with the draft.")
+    if confirmed.get("undecided"):
+        parts.append(f"NOT DECIDED: {confirmed['undecided']}. `archsearch confirm` it again with nothing else running.")
     predicted, error = confirmed.get("predicted_speedup"), confirmed.get("relative_error")
     if isinstance(predicted, int | float):
         parts.append(f"Predicted for this run: {predicted:.2f}" + (f" ({100 * error:+.1f} % off)." if error is not None else "."))

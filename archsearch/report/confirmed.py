@@ -11,7 +11,7 @@ from archsearch.estimate import Estimate
 from archsearch.report.reading import Candidate
 from archsearch.report.serving import REST, error_shares, read_terms
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
-from archsearch.report.words import MANTISSA_BITS, as_estimate, identity_words, slowdown_words
+from archsearch.report.words import MANTISSA_BITS, as_estimate, identity_words, slowdown_words, undecided_words
 from archsearch.search.objective import Score
 from archsearch.speedup import accepted_by_position
 
@@ -42,6 +42,7 @@ _VERIFY: Final = "verify, ms"
 _OVERHEAD: Final = "overhead of the engine, ms"
 _TAU: Final = "tau, tokens per round"
 _SPEEDUP: Final = "speed-up, x"
+_POOLED: Final = "speed-up, x, all tokens over all seconds"
 _BROUGHT_BY: Final = {"decode_s": _DECODE, "draft_s": _DRAFT, "verify_s": _VERIFY, "overhead_s": _OVERHEAD, "tau": _TAU}
 
 
@@ -79,14 +80,15 @@ def section_confirmed(item: Candidate) -> str:
     if item.stale:
         stale = "The draft was trained further after this confirmation; the figures are of the weights before."
         parts.append(f"<p><strong>{stale}</strong></p>")
+    doubt = undecided_words(data)
+    if doubt is not None:
+        parts.append(f"<p><strong>Not decided: {html.escape(doubt)}. Confirm it again with nothing else running.</strong></p>")
     parts += [_term_table(data), html_note(_terms_note(data))]
     if data.get("slowdown") is not None:
         slower = f"{data['slowdown']:.2f} times slower than the profile's reference"
         parts.append(html_note(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it."))
     if data.get("speedup_pooled") is not None:
-        pooled, whole = data["speedup_pooled"], data["speedup_end_to_end"]
-        parts.append(html_note(f"Other ways to count the speed-up, measured: all tokens over all seconds {pooled:.2f}x; "
-                           f"with prefill {whole:.2f}x."))  # fmt: skip
+        parts.append(html_note(f"With prefill the measured speed-up is {data['speedup_end_to_end']:.2f}x, pooled."))
     parts.append(_position_table(item, data))
     categories = data.get("categories") or {}
     if categories:
@@ -99,15 +101,28 @@ def section_confirmed(item: Candidate) -> str:
     others = [row for row in data.get("other_gammas") or []]
     if others:
         rows = [
-            [str(row["gamma"]), value_cell(as_estimate(row["speedup"]), 2, unit="x"),
+            [str(row["gamma"]), value_cell(as_estimate(row["speedup"]), 2, unit="x"), _pooled(row),
              f"{as_estimate(row['predicted_speedup']).value:.2f}x", f"{row['relative_error']:+.1%}",
              value_cell(as_estimate(row["tau"])), f"{row['tokens_per_s']:.1f}"]
             for row in sorted([data, *others], key=lambda row: row["gamma"]) if row.get("relative_error") is not None
         ]  # fmt: skip
-        measures = ("gamma", "measured speed-up", "predicted", "relative error", "tau measured, tokens", "tokens/s measured")
+        measures = (
+            "gamma",
+            "measured speed-up",
+            "pooled",
+            "predicted",
+            "relative error",
+            "tau measured, tokens",
+            "tokens/s measured",
+        )
         parts += ["<h3>Other gammas, same prompts</h3>", html_table(measures, rows)]
     parts.append(_identity_part(data))
     return "\n".join(part for part in parts if part)
+
+
+def _pooled(data: Mapping[str, Any]) -> str:
+    pooled = data.get("speedup_pooled")
+    return "-" if pooled is None else f"{pooled:.2f}x" + ("; not decided" if undecided_words(data) is not None else "")
 
 
 def _term_table(data: Mapping[str, Any]) -> str:
@@ -136,6 +151,8 @@ def _term_table(data: Mapping[str, Any]) -> str:
     elif data.get("predicted_speedup") is not None:
         bare = Estimate(as_estimate(data["predicted_speedup"]).value, 0.0, "modelled")
         terms.append((_SPEEDUP, bare, gain, 1.0, 2))
+    if data.get("speedup_pooled") is not None:
+        terms.append((_POOLED, None, Estimate(float(data["speedup_pooled"]), 0.0, "measured"), 1.0, 2))
     if data.get("predicted_at_measured_tau") is not None:
         times_only = Estimate(data["predicted_at_measured_tau"], 0.0, "modelled")
         terms.append(("speed-up, x, with the tau the engine counted", times_only, gain, 1.0, 2))

@@ -112,7 +112,7 @@ def _section_best(found: Sequence[Candidate]) -> str:
         rows.append([
             str(item.rank), text_cell(score.architecture.label(), f"{score.architecture.attention_kind}, {item.stage}"),
             millions(score.parameters), str(score.gamma), value_cell(score.speedup, 2, unit="x"),
-            value_cell(item.measured_speedup, 2, unit="x"), str(item.group), value_cell(score.alpha), value_cell(score.tau),
+            _measured_cell(item), str(item.group), value_cell(score.alpha), value_cell(score.tau),
             value_cell(score.draft_s, 2, 1e3), value_cell(score.verify_s, 1, 1e3), value_cell(score.break_even_alpha),
             f"{score.kv_bytes_per_token:,}",
         ])  # fmt: skip
@@ -136,6 +136,15 @@ def _section_best(found: Sequence[Candidate]) -> str:
                   "(t: tied). draft: all gamma tokens. tau: mean tokens per verification, the target's own included. ± one "
                   f"standard deviation. Sources: {legend}. A combined number bears the weakest source of its parts."),
     ])  # fmt: skip
+
+
+def _measured_cell(item: Candidate) -> Cell | str:
+    """The median over prompts with, below it, the pooled speed-up, and whether they decide anything."""
+    gain, pooled = item.measured_speedup, (item.confirmed or {}).get("speedup_pooled")
+    if gain is None or pooled is None:
+        return value_cell(gain, 2, unit="x")
+    below = f"pooled {pooled:.2f}x" + ("; not decided" if item.undecided is not None else "")
+    return Cell(f"{gain.value:.2f}x ± {gain.std:.2f}", below)
 
 
 def _section_rungs(state: Mapping[str, Any]) -> str:

@@ -108,7 +108,7 @@ def _plot_trials(trials: Sequence[_Trial], found: Sequence[Candidate]) -> tuple[
                       elinewidth=0.8, capsize=2)  # fmt: skip
         if item.rank == 1:
             axes.annotate("rank 1", place, (8, 5), textcoords="offset points", fontsize=9)
-        if seen is not None:
+        if seen is not None and item.undecided is None:
             confirmed = True
             axes.errorbar(place[0], seen.value, yerr=seen.std, marker="D", markersize=6, color=MARK, elinewidth=1, capsize=2)
     sizes = [trial.parameters for trial in trials]

@@ -21,7 +21,7 @@ from archsearch.report.serving import (
     read_schedule,
     read_terms,
 )
-from archsearch.report.words import as_estimate
+from archsearch.report.words import as_estimate, undecided_words
 from archsearch.runs.run import CONFIRMED_FIELDS, RUNGS_FILE, Run
 from archsearch.search.objective import Score, indistinguishable
 
@@ -65,6 +65,11 @@ class Candidate:
     @property
     def measured_speedup(self) -> Estimate | None:
         return None if self.confirmed is None or self.stale else as_estimate(self.confirmed["speedup"])
+
+    @property
+    def undecided(self) -> str | None:
+        """Why its confirmation decides nothing; None where it does, or where there is none of these weights."""
+        return None if self.confirmed is None or self.stale else undecided_words(self.confirmed)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
-from archsearch.report.reading import read_run
+from archsearch.report.reading import Candidate, read_run
 from archsearch.report.verdict import verdict
 from archsearch.report.words import millions, shell_path
 from archsearch.runs.run import Run
@@ -26,11 +26,11 @@ def summary_text(run: Run) -> str:
         columns: dict[str, list[str]] = {"#": [], "shape": [], "params": [], "gamma": [], "alpha": [], "draft ms": [],
                                          "predicted": [], "measured": [], "": []}  # fmt: skip
         for item in found[:BEST_SHOWN]:
-            score, gain = item.score, item.measured_speedup
+            score = item.score
             cells = (
                 str(item.rank), score.architecture.label(), millions(score.parameters), str(score.gamma),
                 f"{score.alpha.value:.2f}±{score.alpha.std:.2f}", f"{1e3 * score.draft_s.value:.2f}",
-                f"{score.speedup.value:.2f}x±{score.speedup.std:.2f}", f"{gain.value:.2f}x±{gain.std:.2f}" if gain else "-",
+                f"{score.speedup.value:.2f}x±{score.speedup.std:.2f}", _measured(item),
                 "=" if tied and item.group == found[0].group else "",
             )  # fmt: skip
             for column, cell in zip(columns.values(), cells, strict=True):
@@ -40,6 +40,11 @@ def summary_text(run: Run) -> str:
         lines += _aligned(columns)
         if len(found) > BEST_SHOWN:
             lines.append(f"... and {len(found) - BEST_SHOWN} more in {shell_path(run.path / 'best')}")
+        if any("/" in cell for cell in columns.get("measured", [])):
+            lines.append(
+                "measured: median over prompts / all tokens over all seconds"
+                + ("; ?: decides nothing, confirm again." if any(cell.endswith("?") for cell in columns["measured"]) else ".")
+            )
         if tied:
             lines.append("= : the error bars cannot tell these apart.")
         sources = ", ".join(dict.fromkeys(item.score.alpha.source for item in found))
@@ -50,6 +55,15 @@ def summary_text(run: Run) -> str:
     for why, command in head.next:
         lines += [f"  {why}:", f"    {command}"]
     return "\n".join(lines)
+
+
+def _measured(item: Candidate) -> str:
+    """The measured speed-up: median over prompts, and "/" all tokens over all seconds; "?" where it decides nothing."""
+    gain, pooled = item.measured_speedup, (item.confirmed or {}).get("speedup_pooled")
+    if gain is None:
+        return "-"
+    both = f"{gain.value:.2f}x±{gain.std:.2f}" + (f"/{pooled:.2f}x" if pooled is not None else "")
+    return both + ("?" if item.undecided is not None else "")
 
 
 def _aligned(columns: dict[str, list[str]]) -> list[str]:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from archsearch.estimate import Estimate
 from archsearch.report.reading import Candidate, complete_trials, load_is_stale
 from archsearch.report.serving import LoadReport, ranges_words
-from archsearch.report.words import SOURCES, as_estimate, break_even_words, engine_name, identity_words, millions, shell_path
+from archsearch.report.words import (
+    SOURCES,
+    as_estimate,
+    break_even_words,
+    engine_name,
+    identity_words,
+    millions,
+    shell_path,
+    speedup_words,
+)
 from archsearch.runs.run import Run
 
 LOADS_SHOWN: Final = 2  # other candidates than the lead whose measurements under load are told at the top
@@ -35,6 +44,7 @@ def verdict(run: Run, found: Sequence[Candidate]) -> Verdict:
     if not found:
         return _unfinished(run, target, device)
     measured = [item for item in found if item.measured_speedup is not None]
+    measured = [item for item in measured if item.undecided is None] or measured
     if measured:
         lead = max(measured, key=lambda item: item.measured_speedup.value if item.measured_speedup else 0.0)
         return _confirmed_verdict(run, found, lead, target, device)
@@ -140,34 +150,48 @@ def _confirmed_verdict(run: Run, found: Sequence[Candidate], lead: Candidate, ta
     assert gain is not None
     interval = data.get("speedup_interval") or [gain.value - 1.645 * gain.std, gain.value + 1.645 * gain.std]
     where = f"for {target} on {device}"
-    if interval[0] > 1.0:
-        answer = f"Speculation pays {where}: {gain.value:.2f}x, measured"
+    if lead.undecided is not None:
+        answer = f"Not decided whether speculation pays {where}: {lead.undecided}"
+    elif interval[0] > 1.0:
+        answer = f"Speculation pays {where}: {speedup_words(data)}"
     elif interval[1] < 1.0:
-        answer = f"Speculation does not pay {where}: {gain.value:.2f}x, measured"
+        answer = f"Speculation does not pay {where}: {speedup_words(data)}"
     else:
-        answer = f"Too close to call {where}: {gain.value:.2f}x, measured, and 1x lies within the error"
+        answer = f"Too close to call {where}: {speedup_words(data)}; 1x lies within the error"
     rates = f"{data['baseline_tokens_per_s']:.1f} tokens/s alone, {data['tokens_per_s']:.1f} with the draft"
+    ran = "Confirmed" if lead.undecided is None else "Ran"
     lines = [
         _draft_words(lead, data["gamma"]),
-        f"Confirmed in {data['engine']} {data['engine_version']} on {data['prompts']} held-out prompts, interleaved: {rates}.",
-        f"How sure: 5-95 % of the bootstrap over prompts lie between {interval[0]:.2f}x and {interval[1]:.2f}x.",
+        f"{ran} in {data['engine']} {data['engine_version']} on {data['prompts']} held-out prompts, interleaved: {rates}.",
     ]
-    if data.get("disturbed"):
-        lines.append(
-            f"WARNING: the machine was disturbed: all tokens over all seconds give {data['speedup_pooled']:.2f}x, the median "
-            f"over prompts {gain.value:.2f}x. Stop other work and confirm again."
-        )
-    if data.get("relative_error") is not None:
+    if lead.undecided is None:
+        lines.append(_how_sure(data, interval))
+    else:
+        lines.append("This confirmation counts for nothing. Stop other work on the machine and confirm again.")
+    if data.get("relative_error") is not None and lead.undecided is None:
         expected = as_estimate(data["predicted_speedup"]).value
         lines.append(f"It had been predicted at {expected:.2f}x, {data['relative_error']:+.1%} off.")
     lines.append(identity_words(data))
     lines += _serving_lines(run, found, lead)
-    faster = [item for item in found if item.measured_speedup is None and item.score.speedup.value > gain.value]
-    if faster:
-        gains = [(item.rank, item.score.speedup) for item in faster[:3]]
-        names = ", ".join(f"rank {rank} ({predicted.value:.2f}x ± {predicted.std:.2f})" for rank, predicted in gains)
-        lines.append(f"Predicted above that but not confirmed: {names}.")
-    return Verdict(answer + ".", lines, _next(run, lead, gain.value > 1.0), lead)
+    doubtful = [str(item.rank) for item in found if item is not lead and item.undecided is not None]
+    if doubtful:
+        lines.append(f"Not decided either way, confirm again: rank {', '.join(doubtful)}.")
+    lines += _unconfirmed_lines(found, gain.value) if lead.undecided is None else []
+    return Verdict(answer + ".", lines, _next(run, lead, interval[0] > 1.0), lead)
+
+
+def _how_sure(data: Mapping[str, Any], interval: Sequence[float]) -> str:
+    median, pooled = as_estimate(data["speedup"]).value, data.get("speedup_pooled")
+    ways = "" if pooled is None else f"median over prompts {median:.2f}x, all tokens over all seconds {pooled:.2f}x; "
+    return f"How sure: {ways}5-95 % of the bootstrap over prompts lie between {interval[0]:.2f}x and {interval[1]:.2f}x."
+
+
+def _unconfirmed_lines(found: Sequence[Candidate], gain: float) -> list[str]:
+    """Candidates that nobody confirmed and that are predicted above `gain`."""
+    faster = [item for item in found if item.measured_speedup is None and item.score.speedup.value > gain]
+    gains = [(item.rank, item.score.speedup) for item in faster[:3]]
+    names = ", ".join(f"rank {rank} ({predicted.value:.2f}x ± {predicted.std:.2f})" for rank, predicted in gains)
+    return [f"Predicted above that but not confirmed: {names}."] if faster else []
 
 
 def _unfinished(run: Run, target: str, device: str) -> Verdict:
@@ -209,5 +233,7 @@ def _next(run: Run, lead: Candidate, pays: bool) -> list[tuple[str, str]]:
     if lead.measured_speedup is None:
         steps = [("Measure it in the engine", confirm)]
         return steps + [then_export if pays else ("Or train it further; alpha may rise", train)]
+    if lead.undecided is not None:
+        return [("Measure it again, with nothing else running", confirm)]
     steps = [("Write a folder that engines load", export)] if pays else []
     return steps + [("Train it further; alpha may rise", train), ("Then measure it again", confirm)]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from archsearch.estimate import Estimate
 from archsearch.search.objective import Score
+from archsearch.speedup import counting_doubt
 
 # What the sources of an Estimate mean to a reader.
 SOURCES: Final = {
@@ -45,6 +46,20 @@ def break_even_words(score: Score) -> str:
     if needed.value <= 0:
         return "it pays at any alpha"
     return f"it pays above alpha {needed.value:.2f} ± {needed.std:.2f} ({needed.source})"
+
+
+def undecided_words(data: Mapping[str, Any]) -> str | None:
+    """Why a confirmation decides nothing; None where it does. Files of before this field are judged by their own figures."""
+    if "undecided" in data:
+        return None if data["undecided"] is None else str(data["undecided"])
+    pooled = data.get("speedup_pooled")
+    return None if pooled is None else counting_doubt(as_estimate(data["speedup"]).value, float(pooled))
+
+
+def speedup_words(data: Mapping[str, Any]) -> str:
+    """The measured speed-up as both ways of counting give it."""
+    median, pooled = as_estimate(data["speedup"]).value, data.get("speedup_pooled")
+    return f"{median:.2f}x, measured" + ("" if pooled is None else f" (pooled {pooled:.2f}x)")
 
 
 def identity_words(data: Mapping[str, Any]) -> str:

@@ -153,11 +153,18 @@ class Run:
         asked = (str(path), str(self.arguments.get("target", "")), str(self.info["device"].get("key", "")), str(complete))
         try:
             best = max((score.speedup.value for score in self.scores()), default=None)
-            found = [data["speedup"] for data in map(self.confirmed, self.ranks()) if data is not None]
+            confirmed = [data for data in map(self.confirmed, self.ranks()) if data is not None]
+            found = [data["speedup"] for data in confirmed if not data.get("undecided")]
         except ArchsearchError:  # one damaged file must not hide the other runs
             return (*asked, "broken", "broken")
         measured = max((value["value"] if isinstance(value, Mapping) else value for value in found), default=None)
-        return (*asked, "none yet" if best is None else f"{best:.2f}x", "no" if measured is None else f"{measured:.2f}x")
+        return (*asked, "none yet" if best is None else f"{best:.2f}x", _measured_words(measured, bool(confirmed)))
+
+
+def _measured_words(measured: float | None, ran: bool) -> str:
+    if measured is None:
+        return "not decided" if ran else "no"
+    return f"{measured:.2f}x"
 
 
 def create_run(

@@ -199,7 +199,7 @@ def test_the_page_stands_alone_in_every_state(tmp_path, state):
         ("trained", "x predicted", "no engine has run it", "archsearch confirm"),
         (
             "confirmed",
-            "Speculation pays for smollm2-135m on cpu-epyc-9b14-2t: 1.47x, measured.",
+            "Speculation pays for smollm2-135m on cpu-epyc-9b14-2t: 1.47x, measured (pooled 1.46x).",
             "23 of 24 answers identical in bfloat16",
             "archsearch export",
         ),
@@ -282,6 +282,35 @@ def test_a_draft_that_does_not_pay_is_called_that(tmp_path):
     assert "Speculation does not pay" in report.summary_text(run).splitlines()[0] and "export" not in report.summary_text(run)
     confirm(run, speedup=1.02)
     assert "Too close to call" in report.summary_text(run).splitlines()[0]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_disturbed_confirmation_decides_nothing(tmp_path, written):
+    """Median 1.78x over 32.5 tokens/s alone, 31.2 with the draft; also in a file of before `undecided` was written."""
+    run = make_run(tmp_path, "trained", trials=40)
+    confirm(run, speedup=1.78)
+    why = "the machine was disturbed: the median over prompts is 1.78x, all tokens over all seconds give 0.96x"
+    field = {"undecided": why} if written else {}
+    figures = {"baseline_tokens_per_s": 32.5, "tokens_per_s": 31.2, "speedup_pooled": 0.96, "disturbed": True, **field}
+    run.write_confirmed(1, {**run.confirmed(1), **figures, "speedup_interval": [1.54, 1.90]})
+    head = report.verdict(run, report.candidates(run))
+    assert head.title.startswith("Not decided whether speculation pays") and why in head.title
+    assert [command.split()[1] for _, command in head.next] == ["confirm"]
+    text, page = report.summary_text(run), report.write_html(run).read_text()
+    for shown in (text, page):
+        assert "Speculation pays" not in shown and "archsearch export" not in shown and "0.96x" in shown
+    assert "1.78x±0.04/0.96x?" in text and "32.5 tokens/s alone, 31.2 with the draft" in " ".join(text.split())
+    assert not written or run.summary_row()[-1] == "not decided"
+
+
+def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
+    run = make_run(tmp_path, "trained", trials=40)
+    confirm(run, 1, 1.9)
+    run.write_confirmed(1, {**run.confirmed(1), "speedup_pooled": 1.2})
+    confirm(run, 2, 1.4)
+    head = report.verdict(run, report.candidates(run))
+    assert head.lead.rank == 2 and head.title.startswith("Speculation pays") and "1.39x" in head.title
+    assert "Not decided either way, confirm again: rank 1." in head.lines
 
 
 def test_candidates_that_cannot_be_told_apart(tmp_path):

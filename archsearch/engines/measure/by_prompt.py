@@ -13,13 +13,13 @@ import numpy as np
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
+from archsearch.speedup import DISTURBED_GAP, counting_doubt
 
 Progress = Callable[[str, float, float], None]
 """progress(what, requests done, requests planned)"""
 
 _BOOTSTRAP_REPEATS: Final = 1000
 _WARM_UP_TOKENS: Final = 16
-DISTURBED_GAP: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,13 @@ class Confirmation:
 
     `alpha`: accepted / (accepted + rejected), std by bootstrap over prompts. `accepted_by_position`: share of rounds in which
     position i was accepted (unconditional). `tau`: tokens per round, bonus included, whole rounds only.
-    `speedup`: median over prompts of (time per token alone / with draft), both after the first tokens arrived, std by bootstrap
-    and `speedup_interval` its 5 % and 95 % quantiles; `speedup_pooled`: all tokens over all seconds, the same window;
-    `speedup_end_to_end`: pooled with prefill. `tokens_per_s` and `baseline_tokens_per_s` are pooled over the decode window;
-    `decode_s`: median seconds a token alone; `round_s`: median seconds a round. `draft_s`, `verify_s`, `rest_s`: median seconds
-    of all passes of the draft in a whole round, of the target's pass, and of what is neither; None where the engine does not
-    tell.
+    `speedup`: median over prompts of (time per token alone / with draft), both after the first tokens arrived, std by bootstrap;
+    `speedup_pooled`: all tokens over all seconds, the same window; `speedup_end_to_end`: pooled with prefill.
+    `speedup_interval` covers both ways of counting: the same draws of prompts give a median and a pooled speed-up each, and it
+    reaches from the lower 5 % quantile of the two to the higher 95 %. `tokens_per_s` and `baseline_tokens_per_s` are pooled over
+    the decode window; `decode_s`: median seconds a token alone; `round_s`: median seconds a round. `draft_s`, `verify_s`,
+    `rest_s`: median seconds of all passes of the draft in a whole round, of the target's pass, and of what is neither; None where
+    the engine does not tell.
     """
 
     engine: str
@@ -113,6 +114,11 @@ class Confirmation:
         """Whether the pooled speed-up is more than 15 % off the median over prompts: something else ran during part of it."""
         return abs(self.speedup_pooled / self.speedup.value - 1.0) > DISTURBED_GAP
 
+    @property
+    def undecided(self) -> str | None:
+        """Why these figures decide nothing, None where they do."""
+        return counting_doubt(self.speedup.value, self.speedup_pooled)
+
     def to_dict(self, predicted_speedup: float | None = None) -> dict[str, Any]:
         """The content of confirmed.json; `relative_error` is predicted / measured - 1, None without a prediction."""
         data = dataclasses.asdict(self)
@@ -121,6 +127,7 @@ class Confirmation:
         for difference, raw in zip(self.identical_output.differences, data["identical_output"]["differences"], strict=True):
             raw["logit_gap"] = difference.logit_gap
         data["disturbed"] = self.disturbed
+        data["undecided"] = self.undecided
         data["predicted_speedup"] = predicted_speedup
         data["relative_error"] = None if predicted_speedup is None else predicted_speedup / self.speedup.value - 1.0
         return data
@@ -265,8 +272,12 @@ def summarise(
     ratios = (base_s[usable] / base_tokens[usable]) / (fast_s[usable] / fast_tokens[usable])
     rng = np.random.default_rng(seed)
     draws = rng.integers(0, len(prompts), (_BOOTSTRAP_REPEATS, len(prompts)))
-    speedup_draws = np.median(ratios[rng.integers(0, len(ratios), (_BOOTSTRAP_REPEATS, len(ratios)))], axis=1)
-    low, high = np.quantile(speedup_draws, [0.05, 0.95])
+    timed = rng.integers(0, len(ratios), (_BOOTSTRAP_REPEATS, len(ratios)))  # prompts with a decode window [repeats, usable]
+    median_draws = np.median(ratios[timed], axis=1)
+    sums = [part[usable][timed].sum(axis=1) for part in (base_s, base_tokens, fast_s, fast_tokens)]
+    pooled_draws = (sums[0] / sums[1]) / (sums[2] / sums[3])
+    quantiles = np.quantile([median_draws, pooled_draws], [0.05, 0.95], axis=1)  # [5 % and 95 %, median and pooled]
+    low, high = quantiles[0].min(), quantiles[1].max()
     whole_request = [sum(result.seconds for result in group) / _tokens(group) for group in (alone, assisted)]
     return Confirmation(
         engine=engine.name,
@@ -280,7 +291,7 @@ def summarise(
         tau=_ratio_estimate(accepted + rounds, rounds, draws),
         baseline_tokens_per_s=float(base_tokens.sum() / base_s.sum()),
         tokens_per_s=float(fast_tokens.sum() / fast_s.sum()),
-        speedup=Estimate(float(np.median(ratios)), float(speedup_draws.std()), "measured"),
+        speedup=Estimate(float(np.median(ratios)), float(median_draws.std()), "measured"),
         speedup_interval=(float(low), float(high)),
         speedup_pooled=float((base_s.sum() / base_tokens.sum()) / (fast_s.sum() / fast_tokens.sum())),
         speedup_end_to_end=whole_request[0] / whole_request[1],

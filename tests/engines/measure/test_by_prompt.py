@@ -10,6 +10,7 @@ import pytest
 from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling, round_statistics
 from archsearch.engines.measure.by_prompt import confirm, exactness_check
 from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.speedup import counting_doubt
 
 PROMPTS = [EnginePrompt(f"p{i}", (1, 2, i), "code" if i % 2 else "chat") for i in range(4)]
 CALLS: list[tuple[int, str]] = []
@@ -108,6 +109,38 @@ def test_a_disturbed_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     rough = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
     assert not calm.disturbed and rough.disturbed
     assert rough.speedup.value == pytest.approx(calm.speedup.value)
+
+
+def test_the_interval_covers_both_ways_of_counting_and_a_contradiction_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three prompts gain 1.78, one long stall makes 32.5 tokens/s alone 31.2 with the draft: no interval over medians sees it."""
+    usual = FakeEngine.one
+    calm = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
+    gain = calm.speedup.value
+
+    def one(self: FakeEngine, prompt: EnginePrompt) -> GenerationResult:
+        answer = usual(self, prompt)
+        slow = 1.0 if not self.gamma else gain / 1.78
+        if self.gamma and prompt.prompt_id == "p3":
+            slow = gain * (4 * 32.5 / 31.2 - 3 / 1.78)  # of all seconds, so that all of it is 31.2 / 32.5
+        return dataclasses.replace(answer, decode_seconds=slow * answer.decode_seconds)
+
+    monkeypatch.setattr(FakeEngine, "one", one)
+    rough = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
+    assert rough.speedup.value == pytest.approx(1.78) and rough.speedup_pooled == pytest.approx(31.2 / 32.5)
+    low, high = rough.speedup_interval
+    assert low < rough.speedup_pooled < rough.speedup.value <= high + 1e-9
+    assert "disturbed" in rough.undecided and "1.78x" in rough.undecided and "0.96x" in rough.undecided
+    assert calm.undecided is None and calm.to_dict()["undecided"] is None
+    assert rough.to_dict()["undecided"] == rough.undecided
+
+
+@pytest.mark.parametrize(
+    ("median", "pooled", "why"),
+    [(1.78, 0.96, "disturbed"), (1.05, 0.97, "contradict"), (0.97, 1.04, "contradict"), (1.5, 1.4, None), (0.9, 0.8, None)],
+)
+def test_what_decides_nothing(median: float, pooled: float, why: str | None) -> None:
+    doubt = counting_doubt(median, pooled)
+    assert doubt is None if why is None else why in (doubt or "")
 
 
 def test_interleaving() -> None:
