@@ -92,6 +92,14 @@ def shard_kv_heads(heads: int, ranks: int) -> int:
     return max(1, heads // ranks)
 
 
+def check_shards(arch: Architecture, ranks: int) -> None:
+    """Raise InvalidShapeError where heads, KV heads or the FFN of `arch` do not divide by `ranks`."""
+    if ranks > 1:
+        shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
+        shard_kv_heads(arch.num_key_value_heads, ranks)
+        shard_size(arch.intermediate_size, ranks, "intermediate_size")
+
+
 def layer_ops(
     arch: Architecture, *, batch: int, tokens: int, context: int, window: int | None, ranks: int = 1, fused: bool = False
 ) -> list[Op]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import check_shards
+from archsearch.errors import InvalidShapeError
 from archsearch.workload import Workload
 
 TRIMMED_HEAD_ENGINES: Final = (None, "transformers")
@@ -26,3 +28,15 @@ def served_draft(draft: Architecture, engine: str | None) -> Architecture:
 def draft_ranks(engine: str | None, workload: Workload) -> int:
     """Devices that share the draft's passes."""
     return workload.tensor_parallel if engine in SHARDED_DRAFT_ENGINES else 1
+
+
+def check_served(draft: Architecture, engine: str | None, workload: Workload, name: str = "") -> None:
+    """Raise InvalidShapeError, with what to do, where `engine` shards the draft and its heads or FFN do not divide."""
+    ranks = draft_ranks(engine, workload)
+    try:
+        check_shards(draft, ranks)
+    except InvalidShapeError as error:
+        raise InvalidShapeError(
+            f"draft {name or draft.label()} cannot run in {engine}, which shards it over {ranks} devices: {error}; lower "
+            "--tensor-parallel, or use an engine that keeps the draft on one device"
+        ) from error

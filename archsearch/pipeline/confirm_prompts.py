@@ -16,6 +16,7 @@ from archsearch.drafts.records import load_trained
 from archsearch.drafts.trainer import Workshop
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import write_json
+from archsearch.latency.serving import check_served
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.comparison import explain, predicted_terms
@@ -76,6 +77,7 @@ def confirm_rank(
     shop = shop or session.workshop()
     check_tokenizer(shop.tokenizer, folder)
     scorer, words = serving_scorer(session, name)
+    check_served(score.architecture, name, scorer.workload)
     chosen = read_prompts(prompts) if prompts else shop.prompts.heldout
     count = prompt_count or session.request.confirm_prompts
     encoded = encode_prompts(spread_prompts(chosen, count), shop.tokenizer)

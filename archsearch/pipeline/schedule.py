@@ -15,6 +15,7 @@ from archsearch.estimate import Estimate, weakest_source
 from archsearch.export import vllm_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
+from archsearch.latency.serving import check_served
 from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.session import SearchSession
 from archsearch.search.objective import Score, Scorer
@@ -142,6 +143,7 @@ def schedule_rank(
     name = engine or session.request.engine
     score, folder = session.run.score(rank), session.run.best_dir(rank)
     scorer, words = serving_scorer(session, name)
+    check_served(score.architecture, name, scorer.workload)
     alpha, taus, _ = acceptance_of(scorer, score, folder)
     largest = scorer.latency.largest_batch
     usual = [size for size in BATCH_SIZES if largest is None or size <= 2 * largest]

@@ -15,6 +15,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
+from archsearch.latency.serving import draft_ranks
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
 from archsearch.runs.run import Run, create_run, open_run, resume_run
@@ -121,8 +122,10 @@ class SearchSession:
             if request.text is not None and not request.text.is_file():
                 raise MissingDataError(f"text file not found: {request.text}")
         space = load_space(request.space or default_space(target.architecture))
-        space.check(target.architecture)
         source, workload = choose_latency(request.asked, target.architecture)
+        reach = request.asked.context_len + request.answer_tokens
+        space = space.served(draft_ranks(request.asked.engine, workload), reach)
+        space.check(target.architecture)
         limits = memory_limits(space, target.architecture, workload, source.device)
         arguments = request.arguments()
         described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}

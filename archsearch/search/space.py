@@ -30,14 +30,15 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
-from archsearch.errors import ArchsearchError
+from archsearch.architecture.ops import check_shards
+from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.paths import data_dir
 
 if TYPE_CHECKING:
@@ -118,13 +119,26 @@ class Limits:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Dimensions with choices, absolute or relative to a target, and limits. Made by `load_space` or `from_dict`."""
+    """Dimensions with choices, absolute or relative to a target, and limits. Made by `load_space` or `from_dict`.
+
+    `draft_ranks`, `longest`: how the draft will be served, see `served`; no part of the file.
+    """
 
     name: str
     description: str
     choices: tuple[tuple[str, tuple[Value, ...]], ...]
     ffn_multiple: int = 64
     constraints: tuple[tuple[str, Any], ...] = ()
+    draft_ranks: int = 1
+    longest: int | None = None
+
+    def served(self, draft_ranks: int = 1, longest: int | None = None) -> SearchSpace:
+        """The same space for drafts sharded over `draft_ranks` devices and sequences of at most `longest` tokens.
+
+        Shapes whose heads or FFN do not divide by the ranks become invalid, and a window that holds the whole sequence becomes
+        full attention, which it is.
+        """
+        return replace(self, draft_ranks=draft_ranks, longest=longest)
 
     # -- for one target ------------------------------------------------------------------------------------------------------
 
@@ -164,8 +178,10 @@ class SearchSpace:
         rows = int(picked["draft_vocab_size"])
         trimmed = rows < target.vocab_size
         pattern, window = _parse_window(str(picked["window"]))
+        if window is not None and self.longest is not None and window >= self.longest:
+            pattern, window = "L", None
         multiple = self.ffn_multiple
-        return Architecture(
+        shape = Architecture(
             hidden_size=hidden,
             intermediate_size=max(multiple, round(float(picked["ffn_ratio"]) * hidden / multiple) * multiple),
             num_hidden_layers=int(picked["num_hidden_layers"]),
@@ -180,6 +196,11 @@ class SearchSpace:
             max_position_embeddings=target.max_position_embeddings,
             rope_theta=target.rope_theta,
         )
+        try:
+            check_shards(shape, self.draft_ranks)
+        except InvalidShapeError as error:
+            return InvalidShape(str(error))
+        return shape
 
     def enumerate(self, target: Architecture) -> Iterator[Architecture]:
         """Every valid shape within max_parameters, once, in the order of the file."""
