@@ -38,10 +38,11 @@ from archsearch.models.drafts import draft_architecture, load_draft
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline import spread_prompts
-from archsearch.text.generate import eos_ids
+from archsearch.text.encode import with_states
+from archsearch.text.generate import eos_ids, generate_text
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.text.prompts import encode_prompts, read_prompts
-from archsearch.text.sampled import sample_text, with_states
+from archsearch.text.settings import Writing
 
 GOAL = 0.015
 
@@ -106,9 +107,8 @@ def main() -> None:
           f"{'closed':>7s} {'own text':>8s} {'z':>5s} {'same text':>9s}")  # fmt: skip
     for temperature in [float(value) for value in options.temperatures.split(",")]:
         with tempfile.TemporaryDirectory() as folder:
-            texts = sample_text(
-                target, tokenizer, prompts, cache_dir=folder, max_new_tokens=limit, temperature=temperature, seed=1
-            )
+            writing = Writing(limit, temperature, seed=1)
+            texts = generate_text(target, tokenizer, prompts, cache_dir=folder, writing=writing)
         alone = {tuple(s.token_ids[: s.prompt_tokens].tolist()): tuple(s.written.tolist()) for s in texts.sequences}
         for folder in options.drafts:
             draft = load_draft(folder, "float32")

@@ -26,6 +26,7 @@ import numpy as np
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
+from archsearch.text.sampling import check_sampling, warped_probs
 
 if TYPE_CHECKING:
     import torch
@@ -246,39 +247,6 @@ def sampling_trace(
     return Trace(
         tuple(agreements), categories, ids_of_texts, ended, tuple(chances), tuple(overlaps), float(temperature), float(top_p)
     )
-
-
-def warped_probs(logits: torch.Tensor, temperature: float, top_p: float = 1.0) -> torch.Tensor:
-    """Probabilities [n, vocab] (float32) after temperature and nucleus, in the order in which engines apply them.
-
-    A token stays while the tokens more likely than it hold less than `top_p` together (at least the best one stays), which is
-    transformers' TopPLogitsWarper; the rest share what is left in proportion.
-    """
-    import torch
-
-    probs = torch.softmax(logits.float() / temperature, dim=-1)
-    if top_p >= 1.0:
-        return probs
-    width, count = probs.shape[-1], 64
-    while True:
-        # The nucleus is short: look at a few best tokens first and at more only where they do not reach top_p.
-        count = min(count, width)
-        best, order = probs.topk(count, dim=-1)
-        below = best.cumsum(-1) - best
-        if count == width or bool((below[:, -1] + best[:, -1] >= top_p).all()):
-            break
-        count *= 8
-    kept = torch.where(below < top_p, best, 0.0)
-    kept[:, 0] = best[:, 0]
-    return torch.zeros_like(probs).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))
-
-
-def check_sampling(temperature: float, top_p: float) -> None:
-    """Raise ArchsearchError for settings that no engine takes."""
-    if not 0 <= temperature < 100:
-        raise ArchsearchError(f"temperature must be at least 0 (greedy) and finite, got {temperature}")
-    if not 0 < top_p <= 1:
-        raise ArchsearchError(f"top_p must lie above 0 and at most at 1 (no cut), got {top_p}")
 
 
 def _sequences(texts: TextCache | Sequence[CachedSequence]) -> list[CachedSequence]:

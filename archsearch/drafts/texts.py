@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.errors import MissingDataError
 from archsearch.models.loaded import LoadedTarget
 from archsearch.progress import ProgressLine
 from archsearch.text.prompt_set import PromptSet
+from archsearch.text.settings import Writing
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
@@ -38,8 +39,8 @@ class RunTexts:
 
     def write_training(self, budget_s: float) -> TextCache:
         """The training text, written within about `budget_s`; a finished or interrupted cache is used and continued."""
+        from archsearch.text.encode import encode_text
         from archsearch.text.generate import generate_text
-        from archsearch.text.plain import encode_text
 
         self.prompts.check_apart()
         with ProgressLine("target writes training text") as line:
@@ -48,9 +49,9 @@ class RunTexts:
                 self.target.tokenizer,
                 self.prompts.train,
                 cache_dir=self.folder / "text",
-                max_new_tokens=self.answer_tokens,
+                writing=Writing(self.answer_tokens),
                 budget_s=budget_s,
-                progress=lambda p: line(f"{p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s),
+                progress=lambda p: line(_words(p), p["seconds"], budget_s),
             )
         if self.plain_text is not None:
             with ProgressLine("target reads plain text") as line:
@@ -82,11 +83,11 @@ class RunTexts:
                     self.target.tokenizer,
                     [prompt for prompt in numbered if prompt.id in encoded and encoded[prompt.id] not in unseen],
                     cache_dir=self.folder / "more",
-                    max_new_tokens=self.answer_tokens,
-                    temperature=MORE_TEMPERATURE,
-                    seed=1,
+                    writing=Writing(self.answer_tokens, MORE_TEMPERATURE, seed=1),
                     budget_s=budget_s,
-                    progress=lambda p: line(f"{p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s),
+                    progress=lambda p: line(
+                        f"{p['what']}: {p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s
+                    ),
                 )
         self._load_further()
         return self._caches.get("more")
@@ -117,8 +118,8 @@ class RunTexts:
                     self.target.tokenizer,
                     self.prompts.heldout,
                     cache_dir=self.folder / "heldout",
-                    max_new_tokens=self.answer_tokens,
-                    progress=lambda p: line(f"{p['tokens']} tokens", float(p["done"]), float(p["total"])),
+                    writing=Writing(self.answer_tokens),
+                    progress=lambda p: line(f"{p['what']}: {p['tokens']} tokens", float(p["done"]), float(p["total"])),
                 )
         return self._caches["heldout"]
 
@@ -142,3 +143,7 @@ class RunTexts:
         for name in ("plain", "more"):
             if name not in self._caches and any((self.folder / name).glob("shard-*.safetensors")):
                 self._caches[name] = TextCache.load(self.folder / name)
+
+
+def _words(p: dict[str, Any]) -> str:
+    return f"{p['what']}: {p['done']} of {p['total']} prompts, {p['tokens']} tokens, {p['tokens_per_s']:.0f}/s"

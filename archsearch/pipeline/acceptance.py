@@ -227,9 +227,9 @@ def written_text(
     """
     from archsearch.models.load import load_target
     from archsearch.text.cache import TextCache
-    from archsearch.text.generate import eos_ids
+    from archsearch.text.generate import eos_ids, generate_text
     from archsearch.text.prompts import encode_prompts
-    from archsearch.text.sampled import sample_text
+    from archsearch.text.settings import Writing
 
     encoded = encode_prompts(prompts, tokenizer)
     identity = {
@@ -255,12 +255,10 @@ def written_text(
 
         def report(state: Mapping[str, Any]) -> None:
             # Prompts are answered side by side: tokens move before answers are done.
-            line(f"{state['tokens']} tokens", state["tokens"], max(1, state["total"] * request.answer_tokens))
+            line(f"{state['what']}: {state['tokens']} tokens", state["tokens"], max(1, state["total"] * request.answer_tokens))
 
-        texts = sample_text(
-            model, tokenizer, prompts, cache_dir=folder, max_new_tokens=request.answer_tokens,
-            temperature=request.asked.temperature, top_p=request.top_p, seed=request.seed, progress=report,
-        )  # fmt: skip
+        writing = Writing(request.answer_tokens, request.asked.temperature, request.top_p, request.seed)
+        texts = generate_text(model, tokenizer, prompts, cache_dir=folder, writing=writing, progress=report)
     write_json(ends_file, ends)
     return texts, ends, notes
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = 1
+SHARD_PROMPTS: Final = 384  # a kill loses at most one shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ PROMPT_FIELDS: Final = ("prompt", "messages", "conversations", "question", "inst
 _SHAREGPT_ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
-_MAX_PROMPT_TOKENS: Final = 2048
+MAX_PROMPT_TOKENS: Final = 2048  # longer prompts are left out: one of them takes the room of dozens
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,29 +135,56 @@ def _text_of(turn: Any, key: str, where: str) -> str:
     return text
 
 
-def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any, *, max_tokens: int = _MAX_PROMPT_TOKENS) -> list[EncodedPrompt]:
+def context_tokens(config: Any) -> int | None:
+    """How many tokens a target's positions reach, from its Hugging Face config; None where it does not say."""
+    value = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return int(value) if value else None
+
+
+def prompt_limit(context: int | None, answer_tokens: int) -> int:
+    """Most tokens of a prompt: MAX_PROMPT_TOKENS, and such that a whole answer fits into the target's context behind it."""
+    if context is None:
+        return MAX_PROMPT_TOKENS
+    if context <= answer_tokens:
+        raise ArchsearchError(
+            f"answers of {answer_tokens} tokens do not fit into the target's context of {context}; lower --answer-tokens"
+        )
+    return min(MAX_PROMPT_TOKENS, context - answer_tokens)
+
+
+def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any, *, max_tokens: int = MAX_PROMPT_TOKENS) -> list[EncodedPrompt]:
     """Token ids of every prompt, with the tokenizer's chat template when it has one.
 
-    Prompts of more than `max_tokens` tokens are left out (and counted in the log). Raises ArchsearchError for a prompt whose own
-    text is shorter than two tokens, and when nothing is left.
+    Prompts of more than `max_tokens` tokens are left out, which is said once. Raises ArchsearchError for a prompt whose own text
+    is shorter than two tokens, and when nothing is left.
     """
-    encoded = []
+    encoded, lengths = [], []
     for prompt in prompts:
-        if len(tokenizer(prompt.text, add_special_tokens=False)["input_ids"]) < 2:
-            raise ArchsearchError(
-                f"the prompt in line {prompt.line} ({prompt.text!r}) is shorter than two tokens; remove or extend it"
-            )
-        if tokenizer.chat_template:
-            turns = [{"role": role, "content": content} for role, content in prompt.messages]
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            ids = tokenizer("\n".join(content for _, content in prompt.messages))["input_ids"]
+        ids = _prompt_ids(prompt, tokenizer)
+        lengths.append(len(ids))
         if len(ids) <= max_tokens:
             encoded.append(EncodedPrompt(tuple(ids), prompt.category, prompt.id))
     if not encoded:
         raise ArchsearchError(f"none of the {len(prompts)} prompts fits into {max_tokens} tokens; shorten them")
     if len(encoded) < len(prompts):
-        dropped = len(prompts) - len(encoded)
-        logger.warning("%d of %d prompts are longer than %d tokens and left out", dropped, len(prompts), max_tokens)
+        _say_left_out(len(prompts) - len(encoded), len(prompts), max_tokens, max(lengths))
     return encoded
+
+
+@functools.cache  # the same prompts are encoded for several texts of a run
+def _say_left_out(dropped: int, total: int, max_tokens: int, longest: int) -> None:
+    logger.warning(
+        "%d of %d prompts are longer than %d tokens (the longest has %d) and are left out", dropped, total, max_tokens, longest
+    )
+
+
+def _prompt_ids(prompt: Prompt, tokenizer: Any) -> list[int]:
+    if len(tokenizer(prompt.text, add_special_tokens=False)["input_ids"]) < 2:
+        raise ArchsearchError(
+            f"the prompt in line {prompt.line} ({prompt.text!r}) is shorter than two tokens; remove or extend it"
+        )
+    if not tokenizer.chat_template:
+        return list(tokenizer("\n".join(content for _, content in prompt.messages))["input_ids"])
+    turns = [{"role": role, "content": content} for role, content in prompt.messages]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

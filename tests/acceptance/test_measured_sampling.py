@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft, load_draft, save_draft
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
+from archsearch.text.encode import with_states
+from archsearch.text.generate import generate_text
 from archsearch.text.prompts import EncodedPrompt, Prompt, encode_prompts, read_prompts
-from archsearch.text.sampled import sample_text, with_states
+from archsearch.text.settings import BatchLimits, Writing
 from tests.doubles.world import TINY, make_model_folder, make_prompts, make_tokenizer, make_world
 
 VOCAB = 30
@@ -169,8 +172,9 @@ def test_text_from_a_nucleus_stays_in_it_and_resumes(tmp_path):
     target, tokenizer = load_target(resolve_target(str(tmp_path / "target")), "float32")
     prompts = read_prompts(make_prompts(tmp_path / "p.jsonl", 10))
     calls = []
-    settings = {"cache_dir": tmp_path / "cache", "max_new_tokens": 12, "temperature": 0.9, "top_p": 0.6, "batch_size": 4}
-    texts = sample_text(target, tokenizer, prompts, **settings, progress=calls.append)
+    settings = Writing(12, 0.9, 0.6, limits=BatchLimits(rows=4))
+    folder = tmp_path / "cache"
+    texts = generate_text(target, tokenizer, prompts, cache_dir=folder, writing=settings, progress=calls.append)
     assert texts.complete and len(texts.sequences) == 10 and calls[-1]["done"] == 10
     assert sorted(s.category for s in texts.sequences) == sorted(p.category for p in prompts)
     outside = 0
@@ -183,13 +187,14 @@ def test_text_from_a_nucleus_stays_in_it_and_resumes(tmp_path):
         outside += int((probs.gather(1, sequence.written[:, None]) == 0).sum())
     assert outside == 0
     assert any(not bool(s.greedy.all()) for s in texts.sequences)  # it is sampled
-    again = sample_text(target, tokenizer, prompts, **settings, progress=calls.append)
+    again = generate_text(target, tokenizer, prompts, cache_dir=folder, writing=settings, progress=calls.append)
     assert [s.token_ids.tolist() for s in again.sequences] == [s.token_ids.tolist() for s in texts.sequences]
     with pytest.raises(ArchsearchError, match="other settings"):
-        sample_text(target, tokenizer, prompts, **{**settings, "top_p": 0.5})
-    # Without a nucleus the usual writer does it.
-    plain = sample_text(target, tokenizer, prompts, **{**settings, "top_p": 1.0, "cache_dir": tmp_path / "plain"})
-    assert len(plain.sequences) == 10
+        generate_text(target, tokenizer, prompts, cache_dir=folder, writing=replace(settings, top_p=0.5))
+    # What is sampled depends on the prompt's place and the seed, not on what is written beside it.
+    alone = replace(settings, limits=BatchLimits(rows=1))
+    single = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "alone", writing=alone)
+    assert [s.token_ids.tolist() for s in single.sequences] == [s.token_ids.tolist() for s in texts.sequences]
 
 
 def test_states_of_given_text_are_those_the_target_wrote_it_with():

@@ -7,11 +7,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from archsearch.errors import ArchsearchError
+from archsearch.text.batch import BatchWriter
 from archsearch.text.cache import TextCache, save_shard, shard_complete
-from archsearch.text.generate import _write_batch, generate_text
+from archsearch.text.encode import encode_text
+from archsearch.text.generate import generate_text
 from archsearch.text.growing_cache import GrowingCache
-from archsearch.text.plain import encode_text
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
+from archsearch.text.settings import BatchLimits, Writing
 from archsearch.text.vocabulary import TokenFrequencies, choose_draft_vocab, token_frequencies
 
 VOCAB = 64
@@ -132,7 +134,7 @@ def test_chat_template_is_applied_and_short_or_long_prompts_are_told(tokenizer, 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_greedy_text_is_what_generate_writes_and_states_give_its_logits(tmp_path, tokenizer, prompts, kv_heads):
     target = make_target(seed=3, kv_heads=kv_heads)
-    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "c", max_new_tokens=24, batch_size=4)
+    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "c", writing=Writing(24, limits=BatchLimits(rows=4)))
     assert cache.complete and len(cache.sequences) == len(prompts)
     by_id = {s.id: s for s in cache.sequences}
     for encoded in encode_prompts(prompts, tokenizer):
@@ -151,8 +153,10 @@ def test_rows_that_end_leave_the_batch_without_changing_the_others(tmp_path, tok
     # Answers of very different lengths: the batch is compacted several times on the way.
     target = make_target(seed=5)
     prompts = [Prompt((("user", f"the w{i} w{60 - i} sat"),), "", str(i), i) for i in range(22, 40)]
-    together = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "a", max_new_tokens=60, batch_size=18)
-    alone = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "b", max_new_tokens=60, batch_size=1)
+    together, alone = (
+        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / f"{n}", writing=Writing(60, limits=BatchLimits(rows=n)))
+        for n in (18, 1)
+    )
     left = {s.id: s.token_ids.tolist() for s in together.sequences}
     right = {s.id: s.token_ids.tolist() for s in alone.sequences}
     assert left == right
@@ -165,7 +169,7 @@ def test_growing_cache_equals_dynamic_cache(target):
     kv = GrowingCache(target.config, reserve=4)
     with torch.no_grad():
         target(ids[:1, :6], past_key_values=kv.cache)
-        kv.expand(3)
+        kv = kv.repeated(3, 4)
         target(torch.cat([ids[:, 6:19]]), past_key_values=kv.cache)
         kv.select(torch.tensor([2, 0]))
         got = target(ids[[2, 0], 19:], past_key_values=kv.cache).logits
@@ -176,7 +180,7 @@ def test_growing_cache_equals_dynamic_cache(target):
 
 def test_sampled_text_records_where_it_left_the_greedy_path(tmp_path, tokenizer, target, prompts):
     made = [
-        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / name, max_new_tokens=16, temperature=2.0, seed=seed)
+        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / name, writing=Writing(16, 2.0, seed=seed))
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     texts = [[s.token_ids.tolist() for s in cache.sequences] for cache in made]
@@ -188,40 +192,40 @@ def test_sampled_text_records_where_it_left_the_greedy_path(tmp_path, tokenizer,
 
 
 def test_a_killed_run_is_resumed_and_a_finished_shard_is_not_made_again(tmp_path, tokenizer, target, prompts, monkeypatch):
-    monkeypatch.setattr("archsearch.text.generate._SHARD_PROMPTS", 2)
-    whole = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "whole", max_new_tokens=8)
+    monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 2)
+    whole = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "whole", writing=Writing(8))
     calls = []
-    real = _write_batch
+    real = BatchWriter.write
 
-    def dies_in_the_third_shard(*args):
+    def dies_in_the_third_shard(*args, **kwargs):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(*args)
+        return real(*args, **kwargs)
 
-    monkeypatch.setattr("archsearch.text.generate._write_batch", dies_in_the_third_shard)
+    monkeypatch.setattr(BatchWriter, "write", dies_in_the_third_shard)
     with pytest.raises(KeyboardInterrupt):
-        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", max_new_tokens=8)
+        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=Writing(8))
     assert len(TextCache.load(tmp_path / "cut").sequences) == 4
-    resumed = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", max_new_tokens=8)
+    resumed = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=Writing(8))
     assert len(calls) == 4, "only the third shard should have been made again"
     assert resumed.complete and resumed.fingerprint == whole.fingerprint
     assert [s.token_ids.tolist() for s in resumed.sequences] == [s.token_ids.tolist() for s in whole.sequences]
 
 
 def test_the_budget_stops_with_what_is_there_and_a_later_call_goes_on(tmp_path, tokenizer, target, prompts, monkeypatch):
-    monkeypatch.setattr("archsearch.text.generate._SHARD_PROMPTS", 3)
-    cut = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, max_new_tokens=50, budget_s=1e-6 + 0.05)
+    monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 3)
+    cut = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(50), budget_s=1e-6 + 0.05)
     if not cut.complete:
         assert 0 < len(cut.sequences) <= 6
-    done = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, max_new_tokens=50)
+    done = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(50))
     assert done.complete and len(done.sequences) == 6
 
 
 def test_answers_cut_by_the_deadline_are_kept_and_marked_unfinished(tmp_path, tokenizer, target, prompts):
     encoded = encode_prompts(prompts, tokenizer)
     head = target.lm_head.weight.detach()
-    sequences, finished = _write_batch(target, head, encoded, (), 40, 0.0, torch.Generator(), 0.0, lambda *_: None)
+    sequences, finished = BatchWriter(target, head, (), Writing(40)).write(encoded, lambda *_: None, deadline=0.0)
     assert not finished
     assert [s.greedy_ids.shape[0] for s in sequences] == [1] * 6
     save_shard(tmp_path / "shard-00000.safetensors", sequences, finished)
@@ -229,18 +233,18 @@ def test_answers_cut_by_the_deadline_are_kept_and_marked_unfinished(tmp_path, to
 
 
 def test_a_cache_made_for_something_else_is_refused_with_words(tmp_path, tokenizer, target, prompts):
-    generate_text(target, tokenizer, prompts, cache_dir=tmp_path, max_new_tokens=4)
+    generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(4))
     with pytest.raises(ArchsearchError, match="made for another target;"):
-        generate_text(make_target(seed=9), tokenizer, prompts, cache_dir=tmp_path, max_new_tokens=4)
+        generate_text(make_target(seed=9), tokenizer, prompts, cache_dir=tmp_path, writing=Writing(4))
     with pytest.raises(ArchsearchError, match="made for other prompts;"):
-        generate_text(target, tokenizer, prompts[:2], cache_dir=tmp_path, max_new_tokens=4)
+        generate_text(target, tokenizer, prompts[:2], cache_dir=tmp_path, writing=Writing(4))
     with pytest.raises(ArchsearchError, match="made for other settings;"):
-        generate_text(target, tokenizer, prompts, cache_dir=tmp_path, max_new_tokens=5)
+        generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(5))
 
 
 def test_progress_ends_at_the_total(tmp_path, tokenizer, target, prompts):
     seen = []
-    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, max_new_tokens=8, progress=seen.append)
+    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(8), progress=seen.append)
     assert seen[-1]["done"] == seen[-1]["total"] == 6
     assert seen[-1]["tokens"] == cache.written_tokens
     assert [s["tokens"] for s in seen] == sorted(s["tokens"] for s in seen)
@@ -269,7 +273,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_shard(tmp_path, tokenizer, t
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.raises(ArchsearchError, match="No space left on device"):
-        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "c", max_new_tokens=4)
+        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "c", writing=Writing(4))
     assert list((tmp_path / "c").iterdir()) == []
 
 
@@ -302,7 +306,7 @@ def test_kept_tokens_are_special_then_written_then_text_then_lowest_ids(tokenize
 
 
 def test_frequencies_tell_written_from_prompt_and_plain_text(tmp_path, tokenizer, target, prompts):
-    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "w", max_new_tokens=8)
+    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "w", writing=Writing(8))
     plain = encode_text(target, tokenizer, ["dog dog dog"], cache_dir=tmp_path / "p")
     frequencies = token_frequencies(cache, plain)
     assert frequencies.written.sum() == cache.written_tokens

@@ -1,0 +1,145 @@
+"""Text that others wrote, with the target's states, from forward passes: plain text, and given answers to prompts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.text.batch import Report
+from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.text.generate import plain_head
+from archsearch.text.prompts import EncodedPrompt
+from archsearch.text.settings import BatchLimits, Progress, prefill_tokens
+from archsearch.text.shards import CacheJob, make_cache
+
+if TYPE_CHECKING:
+    import torch
+
+PIECE_TOKENS: Final = 256
+
+
+def encode_text(
+    target: Any,
+    tokenizer: Any,
+    texts: Path | str | Sequence[str],
+    *,
+    cache_dir: Path | str,
+    max_tokens: int = PIECE_TOKENS,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+) -> TextCache:
+    """Plain text with the target's states, from one forward pass: every token after the first counts as written.
+
+    `texts`: strings, or a file (paragraphs between blank lines; .jsonl lines with a "text" field). Longer texts are cut into
+    pieces of `max_tokens`. Budget, resuming, refusal as in generate_text.
+    """
+    begin = time.monotonic()
+    strings = read_texts(Path(texts)) if isinstance(texts, str | Path) else list(texts)
+    pieces = list(_pieces(strings, tokenizer, max_tokens))
+    if not pieces:
+        raise ArchsearchError("the plain text holds no piece of two tokens or more; give more text")
+    head = plain_head(target)
+    pass_tokens = prefill_tokens(target, BatchLimits())
+
+    def write(
+        shard: Sequence[EncodedPrompt], index: int, deadline: float | None, report: Report
+    ) -> tuple[list[CachedSequence], bool]:
+        sequences: list[CachedSequence] = []
+        tokens = 0
+        for batch in _batches(sorted(shard, key=lambda piece: len(piece.token_ids)), pass_tokens):
+            if sequences and deadline is not None and time.monotonic() >= deadline:
+                return sequences, False
+            sequences += _read(target, head, batch)
+            tokens += sum(len(piece.token_ids) - 1 for piece in batch)
+            report("reads", len(sequences), tokens)
+        return sequences, True
+
+    job = CacheJob(Path(cache_dir), target, head, pieces, {"kind": "plain", "max_tokens": max_tokens}, write)
+    return make_cache(job, begin, budget_s, progress)
+
+
+def _pieces(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> Iterator[EncodedPrompt]:
+    for number, text in enumerate(texts):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        for part, start in enumerate(range(0, len(ids), max_tokens)):
+            if len(ids) - start >= 2:
+                yield EncodedPrompt(tuple(ids[start : start + max_tokens]), "plain", f"text-{number}-{part}")
+
+
+def _batches(pieces: Sequence[EncodedPrompt], pass_tokens: int) -> Iterator[list[EncodedPrompt]]:
+    """Pieces (shortest first) that go through the target in one pass, padding counted."""
+    batch: list[EncodedPrompt] = []
+    for piece in pieces:
+        if batch and (len(batch) + 1) * len(piece.token_ids) > pass_tokens:
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
+
+
+def _read(target: Any, head: torch.Tensor, batch: Sequence[EncodedPrompt]) -> Iterator[CachedSequence]:
+    import torch
+    import torch.nn.functional as functional
+
+    width = max(len(piece.token_ids) for piece in batch)
+    # Padding on the right needs no mask: a causal model never looks there.
+    ids = torch.tensor([(*p.token_ids, *[0] * (width - len(p.token_ids))) for p in batch], device=head.device)  # [batch, width]
+    with torch.inference_mode():
+        states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state  # [batch, width, hidden]
+        for row, piece in enumerate(batch):
+            hidden = states[row, : len(piece.token_ids) - 1]
+            greedy = functional.linear(hidden, head).argmax(-1).cpu()
+            yield CachedSequence(torch.tensor(piece.token_ids), 1, hidden.cpu().clone(), greedy, piece.category, piece.id)
+
+
+def with_states(target: Any, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]) -> list[CachedSequence]:
+    """`answers` to `prompts`, by whomever, with the target's state and argmax at every answered token: one pass over each."""
+    import torch
+    from torch.nn import functional
+
+    head = plain_head(target)
+    sequences = []
+    for prompt, tokens in zip(prompts, answers, strict=True):
+        ids = torch.tensor([*prompt.token_ids, *tokens])
+        start = len(prompt.token_ids)
+        with torch.inference_mode():
+            output = target.base_model(input_ids=ids[None, :-1].to(head.device), use_cache=False)
+            states = output.last_hidden_state[0, start - 1 :]  # [answer, hidden]
+            greedy = functional.linear(states, head).argmax(-1).cpu()
+        sequences.append(CachedSequence(ids, start, states.cpu().clone(), greedy, prompt.category, prompt.id))
+    return sequences
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file. Raises MissingDataError where there is none, ArchsearchError with the line for what is no text."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingDataError(f"text file not found: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchsearchError(f"cannot read the text file {path}: {error}; it must be UTF-8") from error
+    texts = _json_texts(path, content) if path.suffix == ".jsonl" else content.split("\n\n")
+    texts = [part for part in texts if part.strip()]
+    if not texts:
+        raise ArchsearchError(f"text file {path} holds no text; give paragraphs between blank lines, or leave --text out")
+    return texts
+
+
+def _json_texts(path: Path, content: str) -> list[str]:
+    texts = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ArchsearchError(f"text file {path}, line {number}: not JSON ({error.msg})") from None
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise ArchsearchError(f'text file {path}, line {number}: no text field; write {{"text": "..."}}')
+        texts.append(row["text"])
+    return texts
