@@ -183,7 +183,17 @@ def _confirmed_verdict(run: Run, found: Sequence[Candidate], lead: Candidate, ta
 def _how_sure(data: Mapping[str, Any], interval: Sequence[float]) -> str:
     median, pooled = as_estimate(data["speedup"]).value, data.get("speedup_pooled")
     ways = "" if pooled is None else f"median over prompts {median:.2f}x, all tokens over all seconds {pooled:.2f}x; "
-    return f"How sure: {ways}5-95 % of the bootstrap over prompts lie between {interval[0]:.2f}x and {interval[1]:.2f}x."
+    between = f"{interval[0]:.2f}x and {interval[1]:.2f}x"
+    return f"How sure: {ways}5-95 % of the bootstrap over prompts lie between {between}.{_choice(data)}"
+
+
+def _choice(data: Mapping[str, Any]) -> str:
+    """What picking the best of several gammas cost; "" where one ran."""
+    best_of = data.get("best_of")
+    if not best_of:
+        return ""
+    gammas = ", ".join(str(gamma) for gamma in best_of["gammas"])
+    return f" Best of gamma {gammas}: being picked flatters it by {best_of['optimism']:.2f}x, which the lower end bears."
 
 
 def _unconfirmed_lines(found: Sequence[Candidate], gain: float) -> list[str]:

@@ -71,6 +71,19 @@ class CategoryResult:
 
 
 @dataclass(frozen=True, slots=True)
+class BestOf:
+    """What it costs to report the best of several gammas that ran on the same prompts.
+
+    `optimism`: by how much the best one's median speed-up is too high because it was picked for it; `share`: of the bootstrap's
+    draws in which it was the best again.
+    """
+
+    gammas: tuple[int, ...]
+    optimism: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Confirmation:
     """What came out for one gamma.
 
@@ -79,7 +92,8 @@ class Confirmation:
     `speedup`: median over prompts of (time per token alone / with draft), both after the first tokens arrived, std by bootstrap;
     `speedup_pooled`: all tokens over all seconds, the same window; `speedup_end_to_end`: pooled with prefill.
     `speedup_interval` covers both ways of counting: the same draws of prompts give a median and a pooled speed-up each, and it
-    reaches from the lower 5 % quantile of the two to the higher 95 %. `tokens_per_s` and `baseline_tokens_per_s` are pooled over
+    reaches from the lower 5 % quantile of the two to the higher 95 %. `best_of`: only for the best of several gammas; its
+    interval's lower end bears the optimism of the choice. `tokens_per_s` and `baseline_tokens_per_s` are pooled over
     the decode window; `decode_s`: median seconds a token alone; `round_s`: median seconds a round. `draft_s`, `verify_s`,
     `rest_s`: median seconds of all passes of the draft in a whole round, of the target's pass, and of what is neither; None where
     the engine does not tell.
@@ -108,6 +122,7 @@ class Confirmation:
     draft_s: float | None = None
     verify_s: float | None = None
     rest_s: float | None = None
+    best_of: BestOf | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -221,7 +236,29 @@ def _summaries(
     for gamma in gammas:
         result = summarise(engine, gamma, prompts, results[0], results[gamma], greedy=greedy, seed=seed)
         found[gamma] = dataclasses.replace(result, **_terms(steps[gamma], gamma))
+    if len(found) > 1:
+        best = max(found.values(), key=lambda item: item.speedup.value)
+        ratios = np.array([_ratios(results[0], results[gamma]) for gamma in found])  # [gammas, prompts]
+        shared = ratios[:, ~np.isnan(ratios).any(axis=0)]
+        if shared.size:
+            cost = choice_cost(shared, tuple(found), best.gamma, seed)
+            low, high = best.speedup_interval
+            found[best.gamma] = dataclasses.replace(best, best_of=cost, speedup_interval=(low - cost.optimism, high))
     return found
+
+
+def choice_cost(ratios: np.ndarray, gammas: tuple[int, ...], best: int, seed: int = 0) -> BestOf:
+    """How much choosing the best median flatters, by a bootstrap over prompts that repeats the choice.
+
+    `ratios` [gammas, prompts]: speed-up of each prompt at each gamma. In every draw of prompts the gamma with the highest median
+    is chosen anew; how much higher that median is than the same gamma's over all prompts is what the choice gained by chance.
+    Its mean over the draws is the optimism (Efron 1983), 0 at least.
+    """
+    draws = np.random.default_rng(seed).integers(0, ratios.shape[1], (_BOOTSTRAP_REPEATS, ratios.shape[1]))
+    medians = np.median(ratios[:, draws], axis=2)  # [gammas, repeats]
+    winners = medians.argmax(axis=0)
+    gained = medians[winners, np.arange(_BOOTSTRAP_REPEATS)] - np.median(ratios, axis=1)[winners]
+    return BestOf(gammas, max(0.0, float(gained.mean())), float((winners == gammas.index(best)).mean()))
 
 
 def _terms(steps: Sequence[EngineStep], gamma: int) -> dict[str, Any]:
@@ -269,7 +306,7 @@ def summarise(
     usable = (base_tokens > 0) & (fast_tokens > 0)  # an answer that ended in its first round has no decode window
     if not usable.any():
         raise RunFailed("every answer ended in its first round: nothing to time; use prompts with longer answers")
-    ratios = (base_s[usable] / base_tokens[usable]) / (fast_s[usable] / fast_tokens[usable])
+    ratios = _ratios(alone, assisted)[usable]
     rng = np.random.default_rng(seed)
     draws = rng.integers(0, len(prompts), (_BOOTSTRAP_REPEATS, len(prompts)))
     timed = rng.integers(0, len(ratios), (_BOOTSTRAP_REPEATS, len(ratios)))  # prompts with a decode window [repeats, usable]
@@ -311,6 +348,16 @@ def _decode_window(results: Sequence[GenerationResult]) -> tuple[np.ndarray, np.
     """Seconds and tokens [prompts] after each request's first tokens."""
     seconds = np.array([result.decode_seconds for result in results], float)
     return seconds, np.array([result.decode_tokens for result in results], float)
+
+
+def _ratios(alone: Sequence[GenerationResult], assisted: Sequence[GenerationResult]) -> np.ndarray:
+    """Time per token alone / with the draft [prompts]; nan for an answer that ended in its first round."""
+    base_s, base_tokens = _decode_window(alone)
+    fast_s, fast_tokens = _decode_window(assisted)
+    usable = (base_tokens > 0) & (fast_tokens > 0)
+    ratios = np.full(len(alone), np.nan)
+    ratios[usable] = (base_s[usable] / base_tokens[usable]) / (fast_s[usable] / fast_tokens[usable])
+    return ratios
 
 
 def _median_round_s(assisted: Sequence[GenerationResult]) -> float:
