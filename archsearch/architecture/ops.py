@@ -56,10 +56,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """A memory-bound chain of small kernels (`name`: norm, rope, act, add, embed, sample) that touches `elements` numbers."""
+    """A memory-bound chain of small kernels (`name`: norm, rope, act, add, embed, sample) that touches `elements` numbers.
+
+    `width`: length of a row where the kernel runs along rows and it matters (sample: the logits of one token).
+    """
 
     name: str
     elements: int
+    width: int | None = None
     kind = "elementwise"
 
 
@@ -175,7 +179,7 @@ def head_ops(arch: Architecture, *, batch: int, tokens: int, ranks: int = 1, hea
 
 def sample_op(arch: Architecture, *, batch: int, tokens: int) -> Elementwise:
     """What an engine runs after the logits to choose tokens (greedy: an argmax over them); not part of the forward pass."""
-    return Elementwise("sample", batch * tokens * arch.head_rows)
+    return Elementwise("sample", batch * tokens * arch.head_rows, arch.head_rows)
 
 
 def forward_ops(arch: Architecture, *, batch: int, tokens: int, context: int, ranks: int = 1, fused: bool = False) -> Counter[Op]:

@@ -44,6 +44,8 @@ class Point:
     context: int = 256
 
     def shape(self) -> dict[str, Any]:
+        if isinstance(self.op, Elementwise) and self.op.width is None:  # rows made before there was a width keep their key
+            return {"name": self.op.name, "elements": self.op.elements}
         if self.op is not None:
             return asdict(self.op)
         assert self.arch is not None

@@ -1,7 +1,8 @@
 """Measurements on an NVIDIA GPU, in two modes that differ in kind.
 
-`graph`: CUDA graphs, as serving engines run. All copies of an op's operands are captured in one graph, together larger than four
-times the L2 (or small enough to stay in it), and the graph is replayed; time comes from CUDA events, so no host time is in it.
+`graph`: CUDA graphs, as serving engines run (attention is torch's FlashAttention 2, theirs may be another). All copies of an
+op's operands are captured in one graph, together larger than four times the L2 (or small enough to stay in it), and the graph
+is replayed; time comes from CUDA events, so no host time is in it.
 `eager`: as transformers runs. A loop of calls between two synchronisations, by the host's clock: what the slower of host and
 device takes. CUDA events around such a loop would show the same, gaps included, so they are not kept.
 
@@ -21,7 +22,6 @@ from typing import Any, Final, Protocol
 import torch
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import GpuState, VisibleGpu, gpu_state, idle_gpu, sm_clock_reader
@@ -31,7 +31,7 @@ from archsearch.profiling.cpu_sweep import Point, Prepared, prepare_eager
 from archsearch.profiling.fused import Fused, fused_for
 from archsearch.profiling.kernels import Run
 from archsearch.profiling.timer import MAX_REPEATS, MIN_REPEATS, Timing, WeightPool
-from archsearch.workload import DTYPE_BYTES, MODES, dtype_name
+from archsearch.workload import MODES, dtype_name
 
 COLD_L2_MULTIPLE: Final = 4
 FLUSH_S: Final = 0.5e-3
@@ -41,6 +41,10 @@ REFERENCE_CLOCKS: Final = 16
 _OPENED: dict[str, VisibleGpu] = {}
 """Cards this process has found idle and opened, by device key: a second bench (another mode) takes the same one."""
 FP8: Final = "float8_e4m3fn"
+ATTENTION: Final = {
+    "graph": "torch's FlashAttention 2 on a static KV cache; serving engines choose other versions and kernels by GPU",
+    "eager": "scaled_dot_product_attention as transformers calls it",
+}
 
 
 class Runner(Protocol):
@@ -331,6 +335,7 @@ class CudaBench:
         data: dict[str, Any] = {
             "cuda": torch.version.cuda,
             "mode": self.mode,
+            "attention": ATTENTION[self.mode],
             "fused_kernels": {dtype: "triton" if fused.compiled else "torch" for dtype, fused in self.fused.items()},
         }
         return data | ({} if self.state is None else {"gpu": self.state.to_dict()})
@@ -400,8 +405,3 @@ def open_bench(
         last_level_cache_bytes=int(getattr(found, "L2_cache_size", 0)) or None,
         state=state,
     )
-
-
-def whole_target_fits(target: Architecture, dtype: str, memory_bytes: float, limit_bytes: float) -> bool:
-    """Whether the target's weights may be put on the device whole: below the limit and 40 % of its memory."""
-    return weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < min(limit_bytes, 0.4 * memory_bytes)

@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op
 from archsearch.profiling.fused import Fused, attend
-from archsearch.profiling.timer import WeightPool
+from archsearch.profiling.timer import WeightPool, copies_of
 
 WARM_BYTES = 2 << 20
 GRAPH_CALLS = 32
 """Calls of one graph at least, so that its launch is a small share."""
 MAX_GRAPH_CALLS = 2048
+"""And at most: copies of a weight so small that these do not exceed the L2 are launches, whose bytes take no time."""
 Run = Callable[[], object]
 
 
@@ -32,14 +33,18 @@ def gemm(op: Gemm, pool: WeightPool, working_set_bytes: int) -> Run:
 
 
 def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
-    """Append to the KV cache, repeat KV heads and attend, as transformers' DynamicCache and SDPA path do.
+    """Append to the KV cache and attend, as transformers' DynamicCache and SDPA path do: KV heads are repeated where its
+    `use_gqa_in_sdpa` says that grouped heads would fall back to the slow kernel (a mask, as verification has one).
 
     query [batch, q_heads, tokens, head_dim]; cache [batch, kv_heads, context, head_dim]. A window cuts the cache it reads.
     """
+    from transformers.integrations.sdpa_attention import repeat_kv, use_gqa_in_sdpa
+
+    groups = op.q_heads // op.kv_heads
     dtype = pool.flat.dtype
     kept = op.keys() - op.tokens
     per_copy = max(1, 2 * op.batch * op.kv_heads * max(1, kept) * op.head_dim)
-    copies = max(1, min(working_set_bytes // (per_copy * pool.itemsize), 64))
+    copies = min(copies_of(per_copy * pool.itemsize, working_set_bytes), 64)
     caches = []
     for _ in range(copies):
         both = torch.empty(2, op.batch, op.kv_heads, kept, op.head_dim, dtype=dtype, device=pool.flat.device)
@@ -57,7 +62,10 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
     def run() -> object:
         cache = next(rotation)
         key, value = torch.cat([cache[0], new[0]], dim=-2), torch.cat([cache[1], new[1]], dim=-2)
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=op.q_heads != op.kv_heads)
+        grouped = groups > 1 and use_gqa_in_sdpa(mask, key, value)
+        if not grouped:
+            key, value = repeat_kv(key, groups), repeat_kv(value, groups)  # [batch, q_heads, keys, head_dim]
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
 
     return run
 
@@ -133,7 +141,7 @@ def _gemm_calls(op: Gemm, pool: WeightPool, working_set_bytes: int) -> list[Run]
 def _attention_calls(op: Attention, pool: WeightPool, working_set_bytes: int) -> list[Run]:
     keys = op.keys()
     per_copy = 2 * op.batch * keys * op.kv_heads * op.head_dim
-    copies = max(1, min(working_set_bytes // (per_copy * pool.itemsize), MAX_GRAPH_CALLS))
+    copies = min(copies_of(per_copy * pool.itemsize, working_set_bytes), MAX_GRAPH_CALLS)
     caches = pool.flat.new_empty(copies, op.batch, keys, 2, op.kv_heads, op.head_dim)
     pool.fill(caches)
     query = torch.randn(op.batch, op.tokens, op.q_heads, op.head_dim, device=caches.device).to(caches.dtype)
@@ -150,13 +158,13 @@ def _attention_calls(op: Attention, pool: WeightPool, working_set_bytes: int) ->
 
 
 def _width(elements: int, limit: int) -> int:
-    """The row length that `elements` most likely have: its largest divisor up to `limit`."""
+    """A row length for `elements` of a kernel that does not mind rows much: the largest divisor up to `limit`."""
     return next(width for width in range(min(elements, limit), 0, -1) if elements % width == 0)
 
 
 def _fused_elementwise(op: Elementwise, pool: WeightPool, fused: Fused) -> Run:
     """One fused kernel on `elements` numbers."""
-    width = _width(op.elements, 160_000 if op.name == "sample" else 8192)
+    width = op.width or _width(op.elements, 160_000 if op.name == "sample" else 8192)
     x = torch.randn(op.elements // width, width, device=pool.flat.device).to(pool.flat.dtype)
     if op.name == "norm":
         weight = torch.ones(width, device=x.device, dtype=x.dtype)

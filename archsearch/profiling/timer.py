@@ -18,6 +18,19 @@ MIN_REPEATS = 5
 MAX_REPEATS = 25
 
 
+ALIGNMENT = 512
+"""Elements to whose multiples a view of the pool is aligned."""
+
+
+def copies_of(weight_bytes: int, working_set_bytes: int) -> int:
+    """Copies of a weight that together hold at least `working_set_bytes`, one at least.
+
+    Rounded up: a cycle over less than the working set finds part of each weight in a cache that does not evict strictly the
+    oldest line, and a cold GEMM would look too fast.
+    """
+    return max(1, -(-working_set_bytes // max(1, weight_bytes)))
+
+
 class WeightPool:
     """One block of random numbers, larger than the last-level cache, from which weight matrices are cut as views.
 
@@ -35,25 +48,27 @@ class WeightPool:
         self._next = 0
 
     def matrices(self, rows: int, columns: int, working_set_bytes: int) -> list[torch.Tensor]:
-        """Distinct [rows, columns] views that together hold about `working_set_bytes` (at least one)."""
+        """Distinct [rows, columns] matrices that together hold at least `working_set_bytes`: views of the pool where it is large
+        enough, else of a block of their own."""
         size = rows * columns
-        aligned = -(-size // 512) * 512
-        if aligned > self.flat.numel():
-            large = self.flat.new_empty(rows, columns)
-            if self.itemsize == 1:  # float8 has no random numbers of its own
-                self.fill(large)
-                return [large]
-            return [large.normal_()]
-        copies = max(1, min(working_set_bytes // (aligned * self.itemsize), self.flat.numel() // aligned))
-        return [self.flat[i * aligned : i * aligned + size].view(rows, columns) for i in range(copies)]
+        aligned = -(-size // ALIGNMENT) * ALIGNMENT
+        copies = copies_of(size * self.itemsize, working_set_bytes)
+        block = self.flat
+        if copies * aligned > block.numel():
+            block = self.flat.new_empty(copies * aligned)
+            self.fill(block)
+        return [block[i * aligned : i * aligned + size].view(rows, columns) for i in range(copies)]
 
     def fill(self, parameter: torch.Tensor) -> None:
-        """Write real numbers into a weight (untouched pages are all one physical page and time falsely), cheaply."""
-        count = parameter.numel()
-        source = self.flat if count <= self.flat.numel() else self.flat.repeat(-(-count // self.flat.numel()))
-        offset = self._next % max(1, source.numel() - count)
-        self._next += count // 3 + 7919
-        parameter.copy_(source[offset : offset + count].view_as(parameter))
+        """Write real numbers into a contiguous weight (untouched pages are all one physical page and time falsely), cheaply: no
+        second copy of it is made, also where it is larger than the pool."""
+        flat, available = parameter.detach().view(-1), self.flat.numel()
+        piece = len(flat) if len(flat) <= available else max(1, available // 2)  # halves, so that neighbours differ
+        for start in range(0, len(flat), piece):
+            part = flat[start : start + piece]
+            offset = self._next % max(1, available - len(part))
+            self._next += len(part) // 3 + 7919
+            part.copy_(self.flat[offset : offset + len(part)])
 
 
 class Probe:

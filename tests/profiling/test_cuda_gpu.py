@@ -62,7 +62,16 @@ def test_the_rotation_leaves_the_cache(benches: dict[str, CudaBench]) -> None:
     assert cold > 1.1 * warm
     calls = kernels.graph_calls(op, benches["graph"].pool("float16"), benches["graph"].cold_bytes, Fused())
     l2 = torch.cuda.get_device_properties(benches["graph"].runner.device).L2_cache_size
-    assert len(calls) * 2 * 1024 * 4096 >= 3.5 * l2
+    weights = {call.args[1].data_ptr() for call in calls}  # type: ignore[attr-defined]
+    assert len(weights) * 2 * 1024 * 4096 >= 4 * l2
+
+
+@pytest.mark.parametrize("n, k", [(8192, 8192), (8192, 7168), (10240, 8192)])
+def test_large_weights_leave_the_cache_too(benches: dict[str, CudaBench], n: int, k: int) -> None:
+    bench = benches["graph"]
+    calls = kernels.graph_calls(Gemm(1, n, k), bench.pool("float16"), bench.cold_bytes, Fused())
+    weights = {call.args[1].data_ptr() for call in calls}  # type: ignore[attr-defined]
+    assert len(weights) * 2 * n * k >= 4 * torch.cuda.get_device_properties(bench.runner.device).L2_cache_size
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 9, 17])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, sample_op
 from archsearch.models.drafts import build_draft
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, agree, attend, fused_for, lower_right_mask
@@ -183,7 +183,7 @@ def test_what_the_lean_decoder_cannot_hold() -> None:
 def test_gemm_calls_rotate_over_distinct_weights(pool: WeightPool) -> None:
     cold = kernels.graph_calls(Gemm(2, 48, 64), pool, 1 << 20, Fused())
     weights = {call.args[1].data_ptr() for call in cold if isinstance(call, partial)}
-    assert len(cold) == len(weights) == (1 << 20) // (4 * 3072)
+    assert len(cold) == len(weights) == -(-(1 << 20) // (4 * 3072))  # no less than the working set
     warm = kernels.graph_calls(Gemm(2, 48, 64), pool, 1, Fused())
     assert len(warm) == kernels.GRAPH_CALLS and len({call.args[1].data_ptr() for call in warm if isinstance(call, partial)}) == 1
     x, weight = warm[0].args if isinstance(warm[0], partial) else (None, None)
@@ -237,6 +237,13 @@ def test_row_width_is_a_divisor() -> None:
 def test_sampling_takes_the_largest_logit_of_every_token(pool: WeightPool) -> None:
     (call, *_) = kernels.graph_calls(Elementwise("sample", 3 * 128256), pool, 1, Fused())
     assert call().shape == (3,)  # type: ignore[attr-defined]
+
+
+def test_sampling_knows_the_rows_of_several_tokens(pool: WeightPool) -> None:
+    """5 x 32000 logits, not one row of 160000."""
+    arch = Architecture(64, 128, 1, 2, 2, 32, 32000)
+    (call, *_) = kernels.graph_calls(sample_op(arch, batch=1, tokens=5), pool, 1, Fused())
+    assert call().shape == (5,)  # type: ignore[attr-defined]
 
 
 def test_float8_gemm() -> None:

@@ -54,10 +54,13 @@ def test_attention_is_softmax_attention(
     seen = captured(monkeypatch, "scaled_dot_product_attention")
     op = Attention(2, tokens, 20, *heads, 16, window)
     output = kernels.attention(op, pool, 1)()
-    (query, key, value), _ = seen[0]
-    assert key.shape == value.shape == (2, heads[1], op.keys(), 16)  # what a window of the cache holds, and the new tokens
+    (query, key, value), options = seen[0]
+    # As transformers: under a mask (several tokens) KV heads are repeated, grouped ones would run the slow kernel on a GPU.
+    kv_heads = heads[1] if tokens == 1 else heads[0]
+    assert options["enable_gqa"] == (tokens == 1 and heads[0] != heads[1])
+    assert key.shape == value.shape == (2, kv_heads, op.keys(), 16)  # what a window of the cache holds, and the new tokens
     assert op.keys() == (20 + tokens if window is None else 7 + tokens)
-    repeat = heads[0] // heads[1]
+    repeat = heads[0] // kv_heads
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     scores = query @ key.transpose(-1, -2) / math.sqrt(16)
     for new in range(tokens):  # a new token sees the cache, itself and the new ones before it
