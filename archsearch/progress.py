@@ -27,6 +27,12 @@ def human_time(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
+def say(text: str) -> None:
+    """A line on stderr: stdout is for the result."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 class ProgressLine:
     """A Progress that writes one line with a bar, the time spent and the time left.
 

@@ -63,7 +63,11 @@ def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int
 
 @dataclass(frozen=True)
 class TrainedDraft:
-    """A draft with weights and what it was measured at: greedy alpha on held-out text and tau by replay, for each gamma."""
+    """A draft with weights and what it was measured at: greedy alpha on held-out text and tau by replay, for each gamma.
+
+    `tokens`: of its training; `points` (tokens, alpha): its curve before the anneal, on texts that no draft is trained on; both
+    empty where that is not known.
+    """
 
     architecture: Architecture
     folder: Path
@@ -71,6 +75,8 @@ class TrainedDraft:
     alpha_by_category: dict[str, Estimate]
     tau: dict[int, Estimate]
     accepted_by_position: tuple[float, ...]
+    tokens: int = 0
+    points: tuple[tuple[int, float], ...] = ()
 
 
 def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraft:

@@ -183,8 +183,21 @@ class Workshop:
             matches = slice_matches(net, shapes, kept_out)
         return [float(sum(m.sum() for m in rows) / sum(len(m) for m in rows)) for rows in matches]
 
-    def train(self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "") -> TrainedDraft:
-        """Initialise `arch` from the target and distil it until `budget_s` seconds of training in all; continues a checkpoint.
+    def spent(self, arch: Architecture) -> tuple[int, float]:
+        """(tokens, seconds) that a draft was trained for so far; of both its short and its full training."""
+        found = (0, 0.0)
+        for name in ("curve.json", "training.json"):
+            path = self.draft_folder(arch) / name
+            if path.exists():
+                record = read_json(path, "training record")
+                found = max(found[0], int(record["tokens"])), max(found[1], float(record["seconds"]))
+        return found
+
+    def train(
+        self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "", *, tokens: int | None = None
+    ) -> TrainedDraft:
+        """Initialise `arch` from the target and distil it until `budget_s` seconds of training in all, or `tokens` tokens in all,
+        whichever ends first; continues a checkpoint.
 
         Writes the draft folder and measures acceptance on the held-out text.
         """
@@ -199,7 +212,7 @@ class Workshop:
             result = distill(
                 draft,
                 caches,
-                DistillConfig(budget_s=budget_s, seed=seed),
+                DistillConfig(budget_s=budget_s, max_tokens=tokens, seed=seed),
                 checkpoint_dir=folder / "checkpoint",
                 progress=lambda p: line(
                     f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
@@ -227,7 +240,8 @@ class Workshop:
                 "loss_curve": [[point.seconds, point.value] for point in result.loss_curve],
             },
         )
-        return trained_draft(arch, folder, trace)
+        points = tuple((point.tokens, point.value) for point in result.alpha_curve if point.weights == "average")
+        return replace(trained_draft(arch, folder, trace), tokens=result.tokens, points=points)
 
 
 def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:

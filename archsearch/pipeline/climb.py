@@ -7,7 +7,6 @@ checkpoint: a climb that was killed goes on where it stopped, and no shape is tr
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,9 +32,10 @@ from archsearch.drafts.trainer import Workshop
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
+from archsearch.pipeline.finalists import ALL_SHARE, best_of, equal_tokens, train_alike
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
-from archsearch.progress import human_time
+from archsearch.progress import human_time, say
 from archsearch.search import rungs, study
 from archsearch.search.objective import Score, Scorer, difference_std
 from archsearch.search.rungs import Plan, Round
@@ -55,12 +55,6 @@ FLOAT32_COST: Final = 2.0  # of a target step, beside the run's dtype
 TYPICAL_SPEEDUP: Final = 1.5  # of the half of a confirmation that runs with a draft
 LEAST_FINALIST_SHARE: Final = 0.05  # of the budget: with less left, a full training is none
 FIRST_GUESS_SPEED: Final = 2000.0  # training tokens/s before anything was trained
-
-
-def say(text: str) -> None:
-    """A line on stderr: stdout is for the result."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 class Ledger:
@@ -569,32 +563,32 @@ class Climb:
             count = max(wanted, rungs.finalist_count(self.draws(scores[: 2 * most]), loss, most))
             shapes = [score.architecture for score in scores[:count]]
             budget = self.left_s()
-            spent = [self.shorts[shape].seconds if shape in self.shorts else 0.0 for shape in shapes]
-            first = budget if count == 1 else 0.5 * budget / count
             data["finalists"] = {
-                "shapes": [shape.to_dict() for shape in shapes], "seconds": [before + first for before in spent],
-                "longer_s": 0.0 if count == 1 else 0.5 * budget, "ends_at_s": self.ledger.elapsed_s() + budget,
+                "shapes": [shape.to_dict() for shape in shapes], "ends_at_s": self.ledger.elapsed_s() + budget,
                 "predicted": [score.to_dict() for score in scores[:count]], "longer": None,
             }  # fmt: skip
             self.ledger.save()
         entry = data["finalists"]
         shapes = [Architecture.from_dict(item) for item in entry["shapes"]]
+
+        def left_s() -> float:
+            return max(0.0, entry["ends_at_s"] - self.ledger.elapsed_s())
+
+        alone = len(shapes) == 1
+        if not alone and "tokens" not in entry:
+            done = [self.shop.spent(shape)[0] for shape in shapes]
+            entry["tokens"] = equal_tokens(ALL_SHARE * left_s(), [self.speed(shape) for shape in shapes], done)
+            self.ledger.save()
         names = ", ".join(shape.label() for shape in shapes)
-        say(f"rung 2: full training, about {human_time(max(0.0, entry['ends_at_s'] - self.ledger.elapsed_s()))}: {names}")
-        start = time.monotonic()
-        drafts = []
-        for place, (shape, seconds) in enumerate(zip(shapes, entry["seconds"], strict=True), start=1):
-            drafts.append(self.shop.train(shape, max(seconds, 0.5), self.session.request.seed, f"finalist {place}/{len(shapes)}"))
+        say(f"rung 2: full training, about {human_time(left_s())}: {names}")
+        start, seed = time.monotonic(), self.session.request.seed
+        drafts = [] if alone else train_alike(self.shop, shapes, entry["tokens"], left_s, seed)
+        if entry["longer"] is None:
+            best = 0 if alone else best_of(drafts, self.session.scorer)
+            entry["longer"] = {"index": best, "seconds": self.shop.spent(shapes[best])[1] + left_s()}
             self.ledger.step("finalists", 0.0)
-        if len(shapes) > 1:
-            if entry["longer"] is None:
-                best = max(range(len(drafts)), key=lambda i: self._measured(drafts[i]).speedup.value)
-                left = max(0.0, entry["ends_at_s"] - self.ledger.elapsed_s())
-                entry["longer"] = {"index": best, "seconds": entry["seconds"][best] + min(left, entry["longer_s"])}
-                self.ledger.save()
-            best = entry["longer"]["index"]
-            longer = self.shop.train(shapes[best], entry["longer"]["seconds"], self.session.request.seed, "the best finalist")
-            drafts[best] = longer
+        best = entry["longer"]["index"]
+        drafts[best : best + 1] = [self.shop.train(shapes[best], entry["longer"]["seconds"], seed, "the best finalist")]
         self.ledger.step("finalists", time.monotonic() - start)
         for draft in drafts:
             score = self._measured(draft)

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft
-from archsearch.drafts.trainer import Workshop, choose_finalists
-from archsearch.files import read_json, write_json
+from archsearch.files import write_json
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
+from archsearch.pipeline.finalists import train_finalists
 from archsearch.pipeline.session import TEXT_SHARE, SearchRequest, SearchSession
 from archsearch.progress import ProgressLine, human_time
 from archsearch.runs.run import RUNGS_FILE
@@ -160,29 +159,3 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
         "prompts": shop.prompts.source,
         "measured": measured,
     }
-
-
-def train_finalists(session: SearchSession, shop: Workshop, ranked: Sequence[Score]) -> list[TrainedDraft]:
-    """Half of the training time goes to all finalists alike, half to the one that stands best after it (successive halving).
-
-    What is finished is used again when the run is continued.
-    """
-    request = session.request
-    state_file = session.run.path / "finalists.json"
-    if not state_file.exists():
-        write_json(
-            state_file, {"shapes": [score.architecture.to_dict() for score in choose_finalists(ranked, request.finalists)]}
-        )
-    shapes = [Architecture.from_dict(shape) for shape in read_json(state_file, "finalists")["shapes"]]
-    training_s = (1 - TEXT_SHARE) * request.time_budget_s
-    alone = len(shapes) == 1
-    first_s = training_s if alone else 0.5 * training_s / len(shapes)
-    drafts = [
-        shop.train(shape, first_s, request.seed, f"finalist {number}/{len(shapes)}")
-        for number, shape in enumerate(shapes, start=1)
-    ]
-    if alone:
-        return drafts
-    best = max(drafts, key=lambda draft: session.scorer.measured(draft.architecture, draft.alpha, draft.tau).speedup.value)
-    longer = shop.train(best.architecture, first_s + 0.5 * training_s, request.seed, "the best finalist")
-    return [longer if draft is best else draft for draft in drafts]

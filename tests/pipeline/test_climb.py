@@ -84,6 +84,9 @@ class Shop:
     calls: list[tuple[Architecture, int]] = field(default_factory=list)
     full: list[tuple[Architecture, float]] = field(default_factory=list)
     nets: list[list[Architecture]] = field(default_factory=list)
+    ended: list[tuple[Architecture, int]] = field(default_factory=list)  # every full training with its tokens
+    speed: float = SPEED
+    slows: list[float] = field(default_factory=list)  # the machine's speed after each finalist
 
     def draft_folder(self, arch: Architecture) -> Path:
         name = f"{arch.num_hidden_layers}-{arch.hidden_size}-{arch.intermediate_size}-{arch.num_key_value_heads}-{arch.head_rows}"
@@ -114,22 +117,30 @@ class Shop:
         self.nets.append(list(shapes))
         return [sigmoid(true_logit(arch, 20_000) - 0.5) for arch in shapes]
 
-    def train(self, arch, budget_s, seed=0, label=""):
+    def spent(self, arch):
+        records = [self.draft_folder(arch) / name for name in ("curve.json", "training.json")]
+        read = [json.loads(path.read_text()) for path in records if path.exists()]
+        return max((r["tokens"] for r in read), default=0), max((r["seconds"] for r in read), default=0.0)
+
+    def train(self, arch, budget_s, seed=0, label="", *, tokens=None):
+        before, seconds = self.spent(arch)
+        more_s = max(0.0, budget_s - seconds)  # a longer training stays what it is
+        if tokens is not None:
+            more_s = min(more_s, max(0, tokens - before) / self.speed)
+        self.clock.now += more_s
+        tokens, seconds = before + round(more_s * self.speed), seconds + more_s
+        self.full.append((arch, seconds))
+        self.ended.append((arch, tokens))
+        if self.slows and label.startswith("finalist"):
+            self.speed = self.slows.pop(0)
         path = self.draft_folder(arch) / "training.json"
-        before = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
-        curve = self.draft_folder(arch) / "curve.json"
-        if not before and curve.exists():
-            before = json.loads(curve.read_text())["seconds"]
-        self.clock.now += max(0.0, budget_s - before)
-        budget_s = max(before, budget_s)  # a longer training stays what it is
-        self.full.append((arch, budget_s))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"seconds": budget_s, "tokens": int(budget_s * SPEED)}))
-        alpha = sigmoid(true_logit(arch, budget_s * SPEED))
+        path.write_text(json.dumps({"seconds": seconds, "tokens": tokens}))
+        alpha = sigmoid(true_logit(arch, tokens))
         taus = {gamma: Estimate(tau(alpha, gamma), 0.02, "measured") for gamma in range(1, 9)}
-        return TrainedDraft(
-            arch, path.parent, Estimate(alpha, 0.01, "measured"), {"": Estimate(alpha, 0.01, "measured")}, taus, (alpha,)
-        )
+        known = Estimate(alpha, 0.01, "measured")
+        points = tuple((n, sigmoid(true_logit(arch, n))) for n in (tokens // 8, tokens // 4, tokens // 2, tokens * 3 // 4))
+        return TrainedDraft(arch, path.parent, known, {"": known}, taus, (alpha,), tokens, points)
 
 
 @pytest.fixture
