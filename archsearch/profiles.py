@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import Any, Final
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.paths import data_dir
+from archsearch.threads import DEFAULT, waiting_policy
 
 SCHEMA_VERSION: Final = 1
 KINDS: Final = ("gemm", "attention", "elementwise", "all_reduce", "layer", "forward", "engine", "pass", "rest")
@@ -319,9 +321,16 @@ def current_stack() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "transformers")} | {"python": platform.python_version()}
 
 
+def cpu_stack() -> dict[str, str]:
+    """`current_stack`, and how idle threads wait: it moves the latencies of a CPU. Profiles without it were made by default."""
+    return current_stack() | {"waiting": waiting_policy()}
+
+
 def stack_key(stack: Mapping[str, str]) -> str:
     """Folder name of a software stack: what changes kernels or host time."""
-    return f"torch-{stack['torch']}-transformers-{stack['transformers']}".replace("+", "-")
+    waiting = stack.get("waiting", DEFAULT)
+    key = f"torch-{stack['torch']}-transformers-{stack['transformers']}" + ("" if waiting == DEFAULT else f"-{waiting}")
+    return re.sub(r"[+= ]", "-", key)
 
 
 def profile_roots() -> list[Path]:
@@ -341,9 +350,10 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
         gpu = "cpu" if device_key.startswith("cpu-") else device_key
         raise MissingDataError(f"no profile of {device_key}; make one on that device with: archsearch profile --gpu {gpu}")
     if stack is not None:
-        for folder in found:
-            if folder.name == stack_key(stack):
-                return folder
+        for wanted in (stack, {**stack, "waiting": DEFAULT}):
+            for folder in found:
+                if folder.name == stack_key(wanted):
+                    return folder
     # Rows of this tool's own profiler before imported tables, then the most rows.
     return max(found, key=lambda folder: (not _imported(folder), _size(folder / "rows.jsonl")))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from archsearch.errors import MissingDataError
 from archsearch.hardware.identify import identify_cpu
-from archsearch.profiles import Profile, current_stack, find_profile
+from archsearch.profiles import Profile, cpu_stack, find_profile
 from archsearch.progress import human_time
 from archsearch.workload import WorkloadRequest
 
@@ -55,7 +55,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
 def profiled() -> bool:
     """Whether this CPU, with this software, has a profile with enough rows to search with."""
     try:
-        return len(Profile.load(find_profile(identify_cpu().key, current_stack())).rows) >= ENOUGH_ROWS
+        return len(Profile.load(find_profile(identify_cpu().key, cpu_stack())).rows) >= ENOUGH_ROWS
     except MissingDataError:
         return False
 

@@ -233,6 +233,7 @@ class Workshop:
                 "tokens": result.tokens,
                 "tokens_per_s": result.tokens_per_s,
                 "seed": seed,
+                "slowdowns": [seen.to_dict() for seen in result.slowdowns],
                 "vocabulary_coverage": vocabulary.coverage if vocabulary else 1.0,
                 "text_tokens": caches[0].written_tokens,
                 "prompts": self.prompts.source,

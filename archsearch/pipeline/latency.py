@@ -15,8 +15,9 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.profiles import Profile, current_stack, find_profile
+from archsearch.profiles import Profile, cpu_stack, find_profile
 from archsearch.search.objective import Latency
+from archsearch.threads import DEFAULT
 from archsearch.workload import Mode, Workload, WorkloadRequest
 
 DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
@@ -82,7 +83,7 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         return profile, Device.from_dict(profile.device)
     device = resolve_device(asked.gpu or "cpu")
     try:
-        return Profile.load(find_profile(device.key, current_stack() if device.kind == "cpu" else None)), device
+        return Profile.load(find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)), device
     except MissingDataError:
         if device.kind == "cpu":
             raise
@@ -153,9 +154,11 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
     """Where latencies come from, and what is known about their error."""
     words = f"profile {profile.folder} ({len(profile.rows)} rows, {dtype}, {mode} mode)"
     stale = [
-        f"{name} {profile.stack.get(name)} there, {version} here"
-        for name, version in current_stack().items()
-        if device.kind == "cpu" and name != "python" and profile.stack.get(name) != version
+        f"{name} {there} there, {version} here"
+        for name, version in cpu_stack().items()
+        if device.kind == "cpu"
+        and name != "python"
+        and (there := profile.stack.get(name, DEFAULT if name == "waiting" else None)) != version
     ]
     if stale:
         words += f"; WARNING: made with {', '.join(stale)}"

@@ -20,7 +20,7 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import check_claim
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import TargetRef
-from archsearch.profiles import Profile, current_stack, stack_key
+from archsearch.profiles import Profile, cpu_stack, current_stack, stack_key
 from archsearch.progress import ProgressLine
 from archsearch.search.space import InvalidShape, SearchSpace
 from archsearch.workload import dtype_name
@@ -120,7 +120,7 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
         return profile_gpu(request, device)
     if "graph" in request.modes or request.tensor_parallel > 1:
         raise ArchsearchError("--mode graph and --tensor-parallel are for GPUs; a CPU is measured in eager mode, on one device")
-    stack = current_stack()
+    stack = cpu_stack()
     folder = request.output or Path("profiles") / device.key / stack_key(stack)
     ensure_writable_dir(folder)
 

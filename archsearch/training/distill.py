@@ -35,7 +35,9 @@ from archsearch.architecture.counts import body_parameters
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import atomic_path
 from archsearch.models.runtime import tune_malloc
+from archsearch.progress import say
 from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.training.pace import Pace, Slowdown
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +127,8 @@ class CurvePoint:
 @dataclass(frozen=True, slots=True)
 class DistillResult:
     """What a run did. `tokens_per_s`: input tokens per second of training steps alone; `alpha_curve`: greedy agreement on the
-    held-out texts, before training first, after it last; `heldout_tokens`: length of each of those texts."""
+    held-out texts, before training first, after it last; `heldout_tokens`: length of each of those texts; `slowdowns`: when this
+    call fell far below the speed it began with."""
 
     loss_curve: tuple[CurvePoint, ...]
     alpha_curve: tuple[CurvePoint, ...]
@@ -134,6 +137,7 @@ class DistillResult:
     seconds: float
     tokens_per_s: float
     heldout_tokens: tuple[int, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
 
     @property
     def alpha(self) -> float:
@@ -392,8 +396,10 @@ class _Run:
         self.average: dict[str, torch.Tensor] = {}
         self.averaged = 0
         self.annealing = False
+        self.pace = Pace(torch.get_num_threads(), torch.set_num_threads, say)
 
     def close(self) -> None:
+        self.pace.close()
         for name, parameter in self.draft.named_parameters():
             parameter.requires_grad_(self.was_trainable[name])
         self.draft.zero_grad(set_to_none=True)
@@ -436,16 +442,20 @@ class _Run:
                     self.annealing = True
                 begin = time.monotonic()
                 lr = learning_rate(self.config, fraction, self.tokens)
-                loss = self._update(make_batch([self.sequences[i] for i in batch_indices]), lr)
+                batch = make_batch([self.sequences[i] for i in batch_indices])
+                loss = self._update(batch, lr)
                 self.step_seconds += time.monotonic() - begin
                 self.seconds = time.monotonic() - clock
+                self.pace.step(batch.tokens)
                 self._record(loss)
                 if self._due():
                     self._evaluate()
+                    self.pace.restart()
                     self.evaluated_at = self.fraction()
                     self.seconds = time.monotonic() - clock
                 if self.path is not None and time.monotonic() - saved >= self.config.checkpoint_every_s:
                     self._save()
+                    self.pace.restart()
                     saved = time.monotonic()
                     self.seconds = time.monotonic() - clock
         except KeyboardInterrupt:
@@ -459,7 +469,10 @@ class _Run:
             self._swap()  # after the checkpoint, which holds the trunk
         speed = self.trained_tokens / max(self.step_seconds, 1e-9)
         lengths = tuple(int(s.greedy_ids.shape[0]) for s in self.heldout)
-        return DistillResult(tuple(self.losses), tuple(self.alphas), self.step, self.tokens, self.seconds, speed, lengths)
+        return DistillResult(
+            tuple(self.losses), tuple(self.alphas), self.step, self.tokens, self.seconds, speed, lengths,
+            tuple(self.pace.slowdowns),
+        )  # fmt: skip
 
     def fraction(self) -> float:
         """How much of the run is done, 0 to 1, by whichever limit is nearest."""

@@ -14,7 +14,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op, forward_ops, layer_ops
 from archsearch.hardware.identify import identify_cpu
-from archsearch.profiles import Measurement, Profile, current_stack, freeze_shape, stack_key
+from archsearch.profiles import Measurement, Profile, cpu_stack, freeze_shape, stack_key
 from archsearch.workload import DTYPE_BYTES
 
 
@@ -81,7 +81,7 @@ def write_profile(
 
     law = law or CostLaw()
     rng = random.Random(seed)
-    profile = Profile(device or identify_cpu().to_dict(), current_stack(), {"float32": 1e-3, "bfloat16": 1e-3})
+    profile = Profile(device or identify_cpu().to_dict(), cpu_stack(), {"float32": 1e-3, "bfloat16": 1e-3})
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         profile.folder = folder
@@ -209,7 +209,7 @@ def make_world(folder: Path) -> Path:
     (folder / "tiny.yaml").write_text(SPACE)
     make_prompts(folder / "prompts.jsonl")
     device = identify_cpu()
-    write_profile(folder / "profiles" / device.key / stack_key(current_stack()), tiny_drafts(), TINY)
+    write_profile(folder / "profiles" / device.key / stack_key(cpu_stack()), tiny_drafts(), TINY)
     return folder
 
 
