@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
+from archsearch.models.files import has_weights
 
 if TYPE_CHECKING:
     from archsearch.acceptance.measured import Trace
@@ -101,6 +102,6 @@ def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:
     """A draft that was trained before. Raises MissingDataError where its trace or weights are missing."""
     from archsearch.acceptance.measured import Trace
 
-    if not (folder / "model.safetensors").exists():
+    if not has_weights(folder):
         raise MissingDataError(f"{folder} has no weights; train it with: archsearch train RUN --rank N")
     return trained_draft(arch, folder, Trace.load(folder / "trace.npz"))

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from archsearch.export.card import model_card
 from archsearch.export.engines import DEFAULT_ENGINES, ENGINES, check_engines, vllm_config
-from archsearch.export.folder import DRAFT_FILES, MARKER, TOKENIZER_FILES, export, has_tokenizer, padded_head_cost
+from archsearch.export.folder import MARKER, export, padded_head_cost
 from archsearch.export.schedule import GammaSchedule, Ranges, check_schedule, read_schedule
 
 __all__ = [
     "DEFAULT_ENGINES",
-    "DRAFT_FILES",
     "ENGINES",
     "GammaSchedule",
     "MARKER",
     "Ranges",
-    "TOKENIZER_FILES",
     "check_engines",
     "check_schedule",
     "export",
-    "has_tokenizer",
     "model_card",
     "padded_head_cost",
     "read_schedule",

@@ -19,6 +19,7 @@ from archsearch.export.card import model_card
 from archsearch.export.engines import DEFAULT_ENGINES, GGUF_FILE, Serving, Setup, check_engines, serving
 from archsearch.export.schedule import check_schedule
 from archsearch.files import read_json, write_json, write_text
+from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, gamma_settings, has_tokenizer, has_weights
 from archsearch.workload import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -26,19 +27,6 @@ if TYPE_CHECKING:
 
 MARKER: Final = "export.json"
 """Written into every export; a folder that holds it may be replaced by the next one."""
-
-DRAFT_FILES: Final = ("config.json", "model.safetensors", "draft_vocab.json")
-TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
-_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of these is a tokenizer
 
 
 def export(
@@ -84,7 +72,7 @@ def export(
     engines = check_engines(engines)
     ranges = check_schedule(schedule)
     arch = read_architecture(draft_folder)
-    trained = (draft_folder / "model.safetensors").is_file()
+    trained = has_weights(draft_folder)
     if not trained and not allow_untrained:
         raise MissingDataError(f"no model.safetensors in {draft_folder}; train the draft before exporting it")
     if not trained and "llama.cpp" in engines:
@@ -183,8 +171,7 @@ def _build(draft_folder: Path, folder: Path, gamma: int, tokenizer: PreTrainedTo
         save_tokenizer(tokenizer, folder)
     source = draft_folder / "generation_config.json"
     generation = read_json(source, "generation config") if source.is_file() else {}
-    settings = {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
-    write_json(folder / "generation_config.json", {**generation, **settings})
+    write_json(folder / "generation_config.json", {**generation, **gamma_settings(gamma)})
     for each in contents.served:
         for name, text in each.files.items():
             write_text(folder / name, text)
@@ -215,11 +202,6 @@ def _swap(building: Path, output: Path) -> None:
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether `folder` holds a tokenizer of its own."""
-    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def _dtype(draft_folder: Path) -> str:

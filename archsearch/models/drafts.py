@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,11 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture, to_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path, read_json, write_json
-from archsearch.models.load import WEIGHT_FILES
+from archsearch.models.files import DRAFT_VOCAB_FILE, WEIGHTS_FILE, gamma_settings, has_weights
 from archsearch.models.runtime import quiet_transformers, torch_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-DRAFT_VOCAB_FILE: Final = "draft_vocab.json"
 
 
 class TrimmedHead(nn.Module):
@@ -197,15 +194,8 @@ def save_draft(
     write_json(folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None})
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
-    with atomic_path(folder / "model.safetensors") as temporary:
+    with atomic_path(folder / WEIGHTS_FILE) as temporary:
         save_file(state, temporary, metadata={"format": "pt"})
-
-
-def gamma_settings(gamma: int) -> dict[str, Any]:
-    """generation_config fields of a draft that make transformers draft exactly `gamma` tokens a round."""
-    if gamma < 1:
-        raise ArchsearchError(f"gamma must be at least 1, got {gamma}")
-    return {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -233,7 +223,7 @@ def load_draft(
     from transformers import AutoModelForCausalLM
 
     arch = read_architecture(folder)
-    if not any((folder / file).is_file() for file in WEIGHT_FILES):
+    if not has_weights(folder):
         raise MissingDataError(f"no weights in {folder}; train the draft first, or give a folder with model.safetensors")
     with quiet_transformers():
         try:

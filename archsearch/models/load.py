@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
 from archsearch.errors import MissingDataError
+from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.gguf import converted_gguf
 from archsearch.models.runtime import quiet_transformers, torch_dtype
 from archsearch.models.targets import TargetRef
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_target(ref: TargetRef, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -46,7 +43,7 @@ def load_tokenizer(ref: TargetRef) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     source = weights_source(ref, weights=False)
-    if isinstance(source, Path) and not any((source / file).is_file() for file in TOKENIZER_FILES):
+    if isinstance(source, Path) and not has_tokenizer(source):
         raise MissingDataError(f"no tokenizer in {source}; put the target's tokenizer.json (and tokenizer_config.json) there")
     with quiet_transformers():
         try:
@@ -60,7 +57,7 @@ def load_tokenizer(ref: TargetRef) -> PreTrainedTokenizerBase:
 def weights_source(ref: TargetRef, *, weights: bool = True) -> Path | str:
     """Folder or hub id that transformers loads `ref` from; converts a packaged GGUF once."""
     if ref.folder is not None:
-        if weights and not any((ref.folder / file).is_file() for file in WEIGHT_FILES):
+        if weights and not has_weights(ref.folder):
             raise MissingDataError(f"no weights in {ref.folder}; put model.safetensors there, or give a target that has weights")
         return ref.folder
     if ref.weights:

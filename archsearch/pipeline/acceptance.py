@@ -15,6 +15,7 @@ from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import ensure_writable_dir, read_json, write_json
+from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
 from archsearch.pipeline.confirm_prompts import spread_prompts
@@ -78,11 +79,9 @@ def find_draft(name: str) -> DraftRef:
     path = Path(name).expanduser()
     if path.is_file():
         return DraftRef(name, read_architecture(path), None, False)
-    from archsearch.models.load import WEIGHT_FILES
-
     ref = resolve_target(name)
     if ref.folder is not None:
-        at_hand = any((ref.folder / file).is_file() for file in WEIGHT_FILES)
+        at_hand = has_weights(ref.folder)
     else:
         at_hand = ref.weights is not None or ref.hub_id == name
     return DraftRef(name, ref.architecture, ref, at_hand)
@@ -185,10 +184,10 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
 
 def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[str]:
     """Raise for a draft whose token ids are not the target's; a difference in padding rows alone is a note."""
-    from archsearch.models.load import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
+    from archsearch.models.load import load_tokenizer, tokenizers_differ
 
     ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
-    if draft.folder is None or any((draft.folder / name).is_file() for name in TOKENIZER_FILES):
+    if draft.folder is None or has_tokenizer(draft.folder):
         differences = tokenizers_differ(tokenizer, load_tokenizer(draft), limit=3)
         if differences:
             raise ArchsearchError(

@@ -12,16 +12,14 @@ from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export import (
     DEFAULT_ENGINES,
-    DRAFT_FILES,
-    TOKENIZER_FILES,
     check_engines,
     export,
-    has_tokenizer,
     padded_head_cost,
     read_schedule,
     vllm_config,
 )
 from archsearch.files import atomic_path, read_json, write_json
+from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings, has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.session import TEXT_SHARE, SearchSession, check_weights
 from archsearch.runs.run import Run, open_run
@@ -52,8 +50,8 @@ COPIED_TO_RANK = (*DRAFT_FILES, *TOKENIZER_FILES, "generation_config.json", "tra
 
 def copy_draft(source: Path, destination: Path) -> None:
     """Copy the files of a draft folder, each by rename; weights last, so that a folder with weights is whole."""
-    (destination / "model.safetensors").unlink(missing_ok=True)
-    for name in sorted(COPIED_TO_RANK, key=lambda name: name == "model.safetensors"):
+    (destination / WEIGHTS_FILE).unlink(missing_ok=True)
+    for name in sorted(COPIED_TO_RANK, key=lambda name: name == WEIGHTS_FILE):
         if (source / name).is_file():
             with atomic_path(destination / name) as temporary:
                 shutil.copyfile(source / name, temporary)
@@ -61,8 +59,6 @@ def copy_draft(source: Path, destination: Path) -> None:
 
 def set_gamma(folder: Path, gamma: int) -> None:
     """Write gamma where transformers reads it: the draft's generation_config.json."""
-    from archsearch.models.drafts import gamma_settings
-
     path = folder / "generation_config.json"
     current = read_json(path, "generation config") if path.exists() else {}
     write_json(path, {**current, **gamma_settings(gamma)})
@@ -117,7 +113,7 @@ def export_rank(
     run = open_run(path)
     score = run.score(rank)
     folder = run.best_dir(rank)
-    trained = (folder / "model.safetensors").is_file()
+    trained = has_weights(folder)
     if not trained and not allow_untrained:
         raise MissingDataError(
             f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank {rank} "

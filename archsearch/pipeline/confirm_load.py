@@ -20,6 +20,7 @@ from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.latency.serving import check_served
+from archsearch.models.files import has_weights
 from archsearch.pipeline.comparison import error_summary, explain, predicted_terms
 from archsearch.pipeline.confirm_prompts import spread_prompts
 from archsearch.pipeline.engine_choice import (
@@ -74,8 +75,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     name = choice.name or session.request.engine
     score = run.score(request.rank)
     folder = run.best_dir(request.rank)
-    has_weights = (folder / "model.safetensors").is_file()
-    synthetic = request.synthetic or not has_weights
+    synthetic = request.synthetic or not has_weights(folder)
     concurrencies = sorted(set(request.concurrencies))
     check_choice(choice, name, synthetic=synthetic, schedule=request.schedule, concurrency=concurrencies[-1])
     scorer, words = serving_scorer(session, name)

@@ -17,6 +17,7 @@ from archsearch.drafts.trainer import Workshop
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import write_json
 from archsearch.latency.serving import check_served
+from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.comparison import explain, predicted_terms
@@ -66,7 +67,7 @@ def confirm_rank(
     name = choice.name or session.request.engine
     score = run.score(rank)
     folder = run.best_dir(rank)
-    if not (folder / "model.safetensors").is_file():
+    if not has_weights(folder):
         raise MissingDataError(
             f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path} --rank {rank}), or prove its shape "
             f"without (archsearch confirm {run.path} --rank {rank} --synthetic)"
@@ -184,9 +185,9 @@ def confirm_rank(
 
 def check_tokenizer(ours: Any, folder: Path) -> None:
     """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's: its ids mean other tokens."""
-    from archsearch.models.load import TOKENIZER_FILES, load_tokenizer, tokenizers_differ
+    from archsearch.models.load import load_tokenizer, tokenizers_differ
 
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         return
     theirs = load_tokenizer(TargetRef(folder.name, read_architecture(folder), folder=folder))
     differences = tokenizers_differ(ours, theirs, limit=2)

@@ -16,6 +16,7 @@ from archsearch.export import vllm_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.latency.serving import check_served
+from archsearch.models.files import has_weights
 from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.session import SearchSession
 from archsearch.search.objective import Score, Scorer
@@ -63,7 +64,7 @@ def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> t
     from archsearch.speedup import accepted_by_position, tau_estimate
 
     most = max(scorer.gammas)
-    if folder is not None and (folder / "model.safetensors").is_file() and (folder / "trace.npz").is_file():
+    if folder is not None and has_weights(folder) and (folder / "trace.npz").is_file():
         trained = load_trained(score.architecture, folder)
         known = [gamma for gamma in scorer.gammas if gamma in trained.tau]
         trace = Trace.load(folder / "trace.npz")

@@ -16,6 +16,7 @@ from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.serving import draft_ranks
+from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
 from archsearch.runs.run import Run, create_run, open_run, resume_run
@@ -91,9 +92,6 @@ class SearchRequest:
         return cls(**{**own, "asked": asked, **changes})
 
 
-FREE_ARGUMENTS = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
-
-
 @dataclass
 class SearchSession:
     """A search in progress or reopened: everything later steps (train, confirm, report) need, built from the request."""
@@ -132,7 +130,7 @@ class SearchSession:
         if run is not None:
             pass
         elif request.run is not None and (request.run / "run.yaml").exists():
-            run = resume_run(request.run, arguments, free=FREE_ARGUMENTS, **described)
+            run = resume_run(request.run, arguments, **described)
         else:
             ensure_writable_dir(request.run or Path("runs"))
             run = create_run(Path("runs"), arguments, device=source.device.to_dict(), path=request.run, **described)
@@ -200,10 +198,9 @@ def memory_limits(space: SearchSpace, target: Architecture, workload: Workload, 
 def check_weights(target: TargetRef) -> None:
     """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is asked later, by loading)."""
     from archsearch.models.gguf import packaged_gguf
-    from archsearch.models.load import WEIGHT_FILES
 
     if target.folder is not None:
-        if not any((target.folder / name).is_file() for name in WEIGHT_FILES):
+        if not has_weights(target.folder):
             raise MissingDataError(f"no weights in {target.folder}; put model.safetensors there, or search without --confirm")
     elif target.weights:
         packaged_gguf(target.name, target.weights)

@@ -9,6 +9,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.engines.registry import DUMMY_ENGINES
 from archsearch.errors import MissingDataError
 from archsearch.files import write_json
+from archsearch.models.files import has_weights
 from archsearch.pipeline.engine_choice import engine_target
 from archsearch.pipeline.session import SearchSession, check_weights
 
@@ -58,7 +59,7 @@ def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = Fal
     if load:
         return build_draft(arch, dtype)
     folder = base / arch.label().replace(" ", "_").replace("/", "-")
-    if not (folder / "model.safetensors").is_file():  # weights are written last
+    if not has_weights(folder):  # weights are written last
         save_draft(build_draft(arch, dtype), folder)
     return folder
 

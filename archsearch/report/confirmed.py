@@ -11,7 +11,8 @@ from archsearch.estimate import Estimate
 from archsearch.report.reading import Candidate
 from archsearch.report.serving import REST, error_shares, read_terms
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
-from archsearch.report.words import MANTISSA_BITS, as_estimate, identity_words, slowdown_words, undecided_words
+from archsearch.report.words import MANTISSA_BITS, identity_words, slowdown_words, undecided_words
+from archsearch.runs.fields import as_estimate
 from archsearch.search.objective import Score
 from archsearch.speedup import accepted_by_position
 

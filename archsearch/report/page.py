@@ -20,7 +20,8 @@ from archsearch.report.reading import Candidate, complete_trials, is_stale, read
 from archsearch.report.schedule import section_schedule
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.report.verdict import Verdict, verdict
-from archsearch.report.words import SOURCES, as_estimate, millions
+from archsearch.report.words import SOURCES, millions
+from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run
 
 

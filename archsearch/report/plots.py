@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from archsearch.architecture.architecture import Architecture
 from archsearch.report.drawing import INK, MARK, SERIES, STYLE, canvas, shade, svg_text
 from archsearch.report.reading import Candidate, Reading, complete_trials
-from archsearch.report.words import as_estimate
+from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run
 from archsearch.speedup import accepted_by_position
 

@@ -11,17 +11,18 @@ from typing import Any
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.models.files import has_weights
 from archsearch.report.serving import (
     LOAD_FILES,
     SCHEDULE_FILE,
     LoadReport,
     ScheduleReport,
     read_load,
-    read_or_tell,
     read_schedule,
     read_terms,
 )
-from archsearch.report.words import as_estimate, undecided_words
+from archsearch.report.words import undecided_words
+from archsearch.runs.fields import as_estimate, read_or_tell
 from archsearch.runs.run import CONFIRMED_FIELDS, RUNGS_FILE, Run
 from archsearch.search.objective import Score, indistinguishable
 
@@ -54,7 +55,7 @@ class Candidate:
 
     @property
     def trained(self) -> bool:
-        return (self.folder / "model.safetensors").is_file()
+        return has_weights(self.folder)
 
     @property
     def stage(self) -> str:

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from archsearch import files
-from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.runs.fields import as_estimate, number, optional_number
 
 LOAD_FILES: Final = "load-*.json"
 SCHEDULE_FILE: Final = "schedule.json"
 TERMS: Final = ("decode_s", "draft_s", "verify_s", "overhead_s", "tau")
 REST: Final = "rest"
-# What a file of another shape than expected raises while it is read.
-WRONG_SHAPE: Final = (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, IndexError)
-
-_T = TypeVar("_T")
 Ranges = tuple[tuple[int, int, int], ...]
-
-
-def read_or_tell(path: Path, what: str, make: Callable[[Any], _T], problems: list[str]) -> _T | None:
-    """`make` of the JSON in `path`; None where it is missing, or broken: then one line more in `problems`."""
-    if not path.is_file():
-        return None
-    try:
-        return make(files.read_json(path, what))
-    except ArchsearchError as error:
-        problems.append(str(error) if str(path) in str(error) else f"{what} {path}: {error}")
-    except WRONG_SHAPE as error:
-        problems.append(f"{what} {path} is not what archsearch writes ({type(error).__name__}: {error})")
-    return None
 
 
 @dataclass(frozen=True)
@@ -49,7 +30,7 @@ def read_terms(data: Any) -> dict[str, Term] | None:
     """`error_by_term` of a file; None where the engine did not tell every term."""
     if data is None:
         return None
-    return {name: Term(*(_number(data[name][key]) for key in ("predicted", "measured", "log_error"))) for name in TERMS}
+    return {name: Term(*(number(data[name][key]) for key in ("predicted", "measured", "log_error"))) for name in TERMS}
 
 
 def error_shares(terms: Mapping[str, Term], relative_error: float) -> dict[str, float]:
@@ -166,44 +147,44 @@ def read_load(data: Any) -> LoadReport:
         engine_version=str(data.get("engine_version", "")),
         synthetic=bool(data["synthetic"]),
         rows=rows,
-        asked=tuple(_number(share) for share in data.get("asked_acceptance_by_position") or ()),
+        asked=tuple(number(share) for share in data.get("asked_acceptance_by_position") or ()),
         dtype=str(data.get("dtype", "")),
         context=None if data.get("context") is None else int(data["context"]),
         repeats=None if data.get("repeats") is None else int(data["repeats"]),
         latency=str(data.get("latency", "")),
-        summary={name: _number(value) for name, value in (data.get("summary") or {}).items()},
+        summary={name: number(value) for name, value in (data.get("summary") or {}).items()},
         ranges=_ranges(schedule.get("ranges") or ()),
         verdict=tuple(_schedule_verdict(row) for row in schedule.get("verdict") or ()),
-        alpha=None if alpha is None else _number(alpha["value"] if isinstance(alpha, Mapping) else alpha),
-        slowdown=_optional(data.get("slowdown")),
+        alpha=None if alpha is None else number(alpha["value"] if isinstance(alpha, Mapping) else alpha),
+        slowdown=optional_number(data.get("slowdown")),
     )
 
 
 def _load_row(data: Mapping[str, Any]) -> LoadRow:
-    speedup = _estimate(data["speedup"])
+    speedup = as_estimate(data["speedup"])
     interval = data.get("speedup_interval") or (speedup.value - 1.645 * speedup.std, speedup.value + 1.645 * speedup.std)
-    low, high = (_number(value) for value in interval)
+    low, high = (number(value) for value in interval)
     if int(data["concurrency"]) < 1 or speedup.value <= 0:
         raise ValueError(f"concurrency {data['concurrency']}, speed-up {speedup.value}")
     return LoadRow(
         variant=str(data["variant"]),
         concurrency=int(data["concurrency"]),
         gamma=int(data["gamma"]),
-        tau=_number(data["tau"]),
-        tokens_per_s=_number(data["tokens_per_s"]),
-        baseline_tokens_per_s=_number(data["baseline_tokens_per_s"]),
+        tau=number(data["tau"]),
+        tokens_per_s=number(data["tokens_per_s"]),
+        baseline_tokens_per_s=number(data["baseline_tokens_per_s"]),
         speedup=speedup,
         interval=(low, high),
-        predicted=None if data.get("predicted_speedup") is None else _estimate(data["predicted_speedup"]),
-        relative_error=_optional(data.get("relative_error")),
-        error_at_measured_tau=_optional(data.get("relative_error_at_measured_tau")),
+        predicted=None if data.get("predicted_speedup") is None else as_estimate(data["predicted_speedup"]),
+        relative_error=optional_number(data.get("relative_error")),
+        error_at_measured_tau=optional_number(data.get("relative_error_at_measured_tau")),
         terms=read_terms(data.get("error_by_term")),
     )
 
 
 def _schedule_verdict(data: Mapping[str, Any]) -> ScheduleVerdict:
-    other = _estimate(data["best_other_speedup"])
-    own = _estimate(data["speedup"])
+    other = as_estimate(data["best_other_speedup"])
+    own = as_estimate(data["speedup"])
     return ScheduleVerdict(int(data["concurrency"]), int(data["gamma"]), own, str(data["best_other"]), other, bool(data["holds"]))
 
 
@@ -213,9 +194,9 @@ def read_schedule(data: Any) -> ScheduleReport:
         SchedulePoint(
             int(point["batch_size"]),
             int(point["gamma"]),
-            _estimate(point["tau"]),
-            _estimate(point["speedup"]),
-            {int(gamma): _estimate(value) for gamma, value in point["by_gamma"].items()},
+            as_estimate(point["tau"]),
+            as_estimate(point["speedup"]),
+            {int(gamma): as_estimate(value) for gamma, value in point["by_gamma"].items()},
         )
         for point in data["points"]
     )
@@ -232,18 +213,3 @@ def ranges_words(ranges: Ranges) -> str:
 
 def _ranges(data: Sequence[Sequence[int]]) -> Ranges:
     return tuple((int(first), int(last), int(gamma)) for first, last, gamma in data)
-
-
-def _estimate(value: Any) -> Estimate:
-    return Estimate.from_dict(dict(value)) if isinstance(value, Mapping) else Estimate(_number(value), 0.0, "measured")
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{value} where a finite number belongs")
-    return number
-
-
-def _optional(value: Any) -> float | None:
-    return None if value is None else _number(value)

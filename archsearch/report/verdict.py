@@ -13,7 +13,6 @@ from archsearch.report.reading import Candidate, complete_trials, load_is_stale
 from archsearch.report.serving import LoadReport, ranges_words
 from archsearch.report.words import (
     SOURCES,
-    as_estimate,
     break_even_words,
     engine_name,
     identity_words,
@@ -21,6 +20,7 @@ from archsearch.report.words import (
     shell_path,
     speedup_words,
 )
+from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run
 
 LOADS_SHOWN: Final = 2  # other candidates than the lead whose measurements under load are told at the top

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.estimate import Estimate
+from archsearch.runs.fields import as_estimate
 from archsearch.search.objective import Score
 from archsearch.speedup import counting_doubt
 
@@ -88,11 +88,6 @@ def shell_path(path: Path) -> str:
     except ValueError:
         pass
     return shlex.quote(str(path))
-
-
-def as_estimate(value: Any) -> Estimate:
-    """An Estimate out of its dict, or out of a bare number (std unknown counts as 0)."""
-    return Estimate.from_dict(dict(value)) if isinstance(value, Mapping) else Estimate(float(value), 0.0, "measured")
 
 
 def millions(count: int) -> str:

@@ -13,27 +13,23 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import platform
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from archsearch import __version__, files
 from archsearch.errors import ArchsearchError
-from archsearch.paths import package_dir
+from archsearch.runs.candidate import SCORE_FILE, Candidate
+from archsearch.runs.provenance import git_commit, package_versions
 from archsearch.search.objective import Score
 
 SCHEMA_VERSION: Final = 1
 RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: pipeline.climb writes it, report reads it
-PACKAGES: Final = ("numpy", "optuna", "scikit-learn", "torch", "transformers", "vllm")
 # Arguments that a continued run may change: they say how far to go, not what is searched.
-FREE_ARGUMENTS: Final = ("trials", "confirm", "json", "run", "engine", "quiet")
+FREE_ARGUMENTS: Final = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
 CONFIRMED_FIELDS: Final = (
     "engine", "engine_version", "prompts", "gamma", "alpha", "accepted_by_position", "tau", "baseline_tokens_per_s",
     "tokens_per_s", "speedup", "predicted_speedup", "relative_error", "identical_output",
@@ -75,7 +71,7 @@ class Run:
         """Ranks that hold a score, ascending."""
         folder = self.path / "best"
         names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
-        return sorted(int(name) for name in names if name.isdigit() and (folder / name / "score.json").is_file())
+        return sorted(int(name) for name in names if name.isdigit() and (folder / name / SCORE_FILE).is_file())
 
     # -- writing --------------------------------------------------------------------------------------------------------------
 
@@ -99,11 +95,11 @@ class Run:
         if score.rank is None:
             raise ValueError("the score has no rank")
         folder = self.best_dir(score.rank)
-        if (folder / "score.json").is_file():
-            before = files.read_json(folder / "score.json", "score").get("architecture")
+        if (folder / SCORE_FILE).is_file():
+            before = files.read_json(folder / SCORE_FILE, "score").get("architecture")
             if before != score.architecture.to_dict():
                 _set_aside(folder)
-        files.write_json(folder / "score.json", score.to_dict())
+        files.write_json(folder / SCORE_FILE, score.to_dict())
         if config is not None:
             files.write_json(folder / "config.json", config)
         if speculative_config is not None:
@@ -124,11 +120,15 @@ class Run:
 
     def score(self, rank: int) -> Score:
         """The score at `rank`; ArchsearchError names the ranks that exist."""
-        path = self.best_dir(rank) / "score.json"
+        path = self.best_dir(rank) / SCORE_FILE
         if not path.is_file():
             known = ", ".join(map(str, self.ranks())) or "none yet: the search has not finished"
             raise ArchsearchError(f"run {self.path} has no rank {rank}; ranks: {known}")
         return Score.from_dict(files.read_json(path, "score"))
+
+    def candidate(self, rank: int) -> Candidate:
+        """The candidate at `rank`; ArchsearchError names the ranks that exist."""
+        return Candidate(replace(self.score(rank), rank=rank), self.best_dir(rank))
 
     def scores(self) -> list[Score]:
         return [self.score(rank) for rank in self.ranks()]
@@ -229,13 +229,26 @@ def open_run(path: Path) -> Run:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise ArchsearchError(f"{run_file} cannot be read ({reason}); restore it or start a new run") from error
-    missing = [key for key in _REQUIRED if not isinstance(info, dict) or key not in info]
+    if not isinstance(info, dict):
+        raise ArchsearchError(f"{run_file} is broken: it holds no fields; restore it or start a new run")
+    _check_version(run_file, info)
+    missing = [key for key in _REQUIRED if key not in info]
     if missing:
         raise ArchsearchError(f"{run_file} is broken: {', '.join(missing)} missing; restore it or start a new run")
-    if info["schema_version"] != SCHEMA_VERSION:
-        found_version = info["schema_version"]
-        raise ArchsearchError(f"{run_file} has schema version {found_version}, this archsearch reads {SCHEMA_VERSION}")
     return Run(path, info)
+
+
+def _check_version(run_file: Path, info: Mapping[str, Any]) -> None:
+    """Refuse a run of a version that writes other files, before anything else of it is believed."""
+    found = info.get("schema_version")
+    if found == SCHEMA_VERSION or found is None:  # none at all: a broken file, told with what else it lacks
+        return
+    code = info.get("code")
+    version = code.get("version") if isinstance(code, Mapping) else None
+    raise ArchsearchError(
+        f"{run_file} has schema version {found}, written by archsearch {version or 'of an unknown version'}; archsearch "
+        f"{__version__} reads schema version {SCHEMA_VERSION}: use the version that wrote it, or start a new run"
+    )
 
 
 def resume_run(
@@ -281,35 +294,6 @@ def list_runs(base: Path = Path("runs")) -> list[Run]:
         except ArchsearchError:
             continue
     return sorted(runs, key=lambda run: (str(run.info["created"]), run.path.name), reverse=True)
-
-
-def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Versions of python and of what is installed of `names`, without importing them."""
-    versions = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, "+changes" where it was edited; None outside a checkout."""
-    root = package_dir().parent
-    if not (root / ".git").exists():
-        return None
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        answers = [
-            subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=10, env=environment)
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        ]
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if answers[0].returncode:
-        return None
-    return answers[0].stdout.strip() + ("+changes" if answers[1].stdout.strip() else "")
 
 
 def _slug(text: str) -> str:

@@ -1,14 +1,19 @@
 """The run folder: what is written can be read, resumed, and refused with reasons."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from archsearch import __version__
 from archsearch.architecture.architecture import Architecture
+from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.runs.run import CONFIRMED_FIELDS, create_run, git_commit, list_runs, open_run, package_versions, resume_run
+from archsearch.runs.provenance import git_commit, package_versions
+from archsearch.runs.run import CONFIRMED_FIELDS, create_run, list_runs, open_run, resume_run
 from archsearch.search.objective import Score
 
 ARGUMENTS = {"target": "smollm2-135m", "gpu": "cpu", "space": "demo", "trials": 300, "seed": 0, "prompts": Path("p.jsonl")}
@@ -51,14 +56,20 @@ def test_a_named_folder_is_not_overwritten(tmp_path):
 
 def test_resume_with_the_same_or_free_arguments(tmp_path):
     run = _run(tmp_path)
-    resumed = resume_run(run.path, {**ARGUMENTS, "trials": 500}, space=SPACE, seed=0, profile={**PROFILE, "folder": "elsewhere"})
+    resumed = resume_run(
+        run.path,
+        {**ARGUMENTS, "trials": 500, "top": 3, "gpu": "cpu-x"},
+        space=SPACE,
+        seed=0,
+        profile={**PROFILE, "folder": "elsewhere"},
+    )
     assert resumed.path == run.path
 
 
 @pytest.mark.parametrize(
     ("arguments", "other", "words"),
     [
-        ({"gpu": "a100"}, {}, "gpu was 'cpu', now 'a100'"),
+        ({"space": "wide-shallow"}, {}, "space was 'demo', now 'wide-shallow'"),
         ({"batch_size": 4}, {}, "batch_size was None, now 4"),
         ({}, {"seed": 1}, "seed was 0, now 1"),
         ({}, {"space": {"dimensions": {}}}, "search space's file has changed"),
@@ -125,10 +136,31 @@ def test_missing_and_broken_runs(tmp_path):
         assert "\n" not in str(caught.value)
     data = yaml.safe_load(run.run_file.read_text())
     (broken / "run.yaml").write_text(yaml.safe_dump({**data, "schema_version": 99}))
-    with pytest.raises(ArchsearchError, match="schema version 99"):
+    with pytest.raises(ArchsearchError, match=f"schema version 99, written by archsearch {re.escape(__version__)}"):
         open_run(broken)
     assert [r.path for r in list_runs(tmp_path)] == [run.path]
     assert list_runs(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"code": {"version": "0.9.1", "commit": None}}, "schema version 2, written by archsearch 0.9.1; archsearch"),
+        ({"code": None}, "written by archsearch of an unknown version"),
+        ({"code": "x", "arguments": None}, "use the version that wrote it, or start a new run"),
+    ],
+)
+def test_a_run_of_an_unknown_version_says_which_version_wrote_it(tmp_path, changes, words):
+    run = _run(tmp_path)
+    data = {**yaml.safe_load(run.run_file.read_text()), "schema_version": 2, **changes}
+    # A later version may leave fields out: its version is told all the same, not what is missing.
+    run.run_file.write_text(yaml.safe_dump({key: value for key, value in data.items() if key != "packages"}))
+    with pytest.raises(ArchsearchError, match=words) as caught:
+        open_run(run.path)
+    assert "\n" not in str(caught.value) and "missing" not in str(caught.value)
+    assert __version__ in str(caught.value)
+    result = CliRunner().invoke(main, ["report", str(run.path)])
+    assert result.exit_code == 2 and words in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_unwritable_base(tmp_path):

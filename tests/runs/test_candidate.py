@@ -1,0 +1,56 @@
+"""A ranked candidate: weights, training record and trace are asked of it, not of the file system."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from archsearch.errors import ArchsearchError
+from archsearch.runs.candidate import TrainingRecord, read_training
+from archsearch.runs.fields import as_estimate, number, optional_number, read_or_raise, read_or_tell
+from archsearch.runs.run import open_run
+
+OLD = Path(__file__).parents[1] / "fixtures" / "run-0.1.0" / "run"
+
+
+def test_a_trained_candidate_and_one_that_is_not() -> None:
+    run = open_run(OLD)
+    trained, searched = run.candidate(1), run.candidate(2)
+    assert trained.has_weights and trained.rank == 1 and trained.architecture == run.score(1).architecture
+    trace = trained.trace()
+    assert trace is not None
+    record = trained.training()
+    assert record is not None and record.architecture == trained.architecture and record.tokens > 0
+    assert not searched.has_weights and searched.trace() is None and searched.training() is None
+    with pytest.raises(ArchsearchError, match="no rank 9; ranks: 1, 2, 3"):
+        run.candidate(9)
+
+
+def test_a_training_record_is_written_as_it_was_read() -> None:
+    data = json.loads((OLD / "best" / "1" / "training.json").read_text())
+    record = TrainingRecord.from_dict(data)
+    assert record.to_dict() == data
+    kept = record.without_curves()
+    assert set(data) - set(kept) == {"alpha_curve", "loss_curve"} and len(record.alpha_curve) == len(data["alpha_curve"])
+
+
+def test_a_broken_record_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "training.json"
+    for text, words in (("{", "is not JSON"), ("[]", "is not what archsearch writes"), ('{"tokens": 1}', "KeyError")):
+        path.write_text(text)
+        with pytest.raises(ArchsearchError, match=words) as caught:
+            read_training(tmp_path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    problems: list[str] = []
+    assert read_or_tell(path, "training record", TrainingRecord.from_dict, problems) is None and len(problems) == 1
+    assert read_or_tell(tmp_path / "none.json", "x", TrainingRecord.from_dict, problems) is None and len(problems) == 1
+    assert read_or_raise(tmp_path / "none.json", "x", TrainingRecord.from_dict) is None
+
+
+def test_numbers_are_finite() -> None:
+    assert number("1.5") == 1.5 and optional_number(None) is None and as_estimate(2).value == 2.0
+    for bad in (float("nan"), "inf", None, "x"):
+        with pytest.raises((ValueError, TypeError)):
+            number(bad)
