@@ -9,13 +9,13 @@ Folders that are broken, unfinished or of another target are passed over: a sear
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.acceptance import run_index
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceObservation, VocabularyCoverage
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
@@ -64,14 +64,12 @@ def known_drafts(
     found: list[KnownDraft] = []
     left_out = exclude.resolve() if exclude else None
     for root in roots:
-        for run_file in sorted(root.glob("*/run.yaml")):
-            run = run_file.parent
+        for run, facts in run_index.runs_under(root).items():
             if run.resolve() == left_out:
                 continue
-            arguments = _arguments(run_file)
-            shape = _target_of(arguments, target)
+            shape = _target_of(facts.arguments, target)
             if shape is not None:
-                found.extend(_drafts_of(run, arguments, shape))
+                found.extend(_drafts_of(run, facts, shape))
     return found
 
 
@@ -129,17 +127,6 @@ def _same_target(name: str, target: str | Architecture) -> Architecture | None:
     return shape if shape is not None and shape == wanted else None
 
 
-def _arguments(run_file: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        info = yaml.safe_load(run_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    arguments = info.get("arguments") if isinstance(info, dict) else None
-    return arguments if isinstance(arguments, dict) else {}
-
-
 def _target_of(arguments: Mapping[str, Any], target: str | Architecture) -> Architecture | None:
     name = arguments.get("target")
     return _same_target(name, target) if isinstance(name, str) else None
@@ -148,59 +135,31 @@ def _target_of(arguments: Mapping[str, Any], target: str | Architecture) -> Arch
 # --- drafts of one run -----------------------------------------------------------------------------------------------------
 
 
-def _drafts_of(run: Path, arguments: Mapping[str, Any], target: Architecture) -> list[KnownDraft]:
-    asked = arguments.get("prompts")
+def _drafts_of(run: Path, facts: run_index.RunFacts, target: Architecture) -> list[KnownDraft]:
+    asked = facts.arguments.get("prompts")
     prompts = asked if isinstance(asked, str) else None
     found: dict[Architecture, KnownDraft] = {}
-    for read, pattern in ((_finalist, "finalists/*/training.json"), (_confirmed, "best/[0-9]*/confirmed.json")):
-        for path in sorted(run.glob(pattern)):
-            try:
-                observation = read(path.parent, arguments, target)
-            except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError):
-                continue  # half a folder, or a file of another version: what it says is lost, the search goes on
-            if observation is not None:
-                found.setdefault(observation.architecture, KnownDraft(observation, path.parent, prompts))
+    for draft in facts.drafts:
+        try:
+            observation = AcceptanceObservation(draft.architecture, draft.alpha, _context(facts.arguments, target, draft))
+        except (ArchsearchError, TypeError, ValueError):
+            continue  # asked with values that another version knew
+        found.setdefault(draft.architecture, KnownDraft(observation, run / draft.folder, prompts))
     return list(found.values())
 
 
-def _context(
-    arguments: Mapping[str, Any], target: Architecture, training: Mapping[str, Any], arch: Architecture
-) -> AcceptanceContext:
-    share = training.get("vocabulary_coverage")
-    coverage = None
-    if arch.trimmed and share is not None:
-        coverage = VocabularyCoverage(((arch.head_rows, min(float(share), 1.0)), (arch.vocab_size, 1.0)))
-    tokens = training.get("tokens")
+def _context(arguments: Mapping[str, Any], target: Architecture, draft: run_index.DraftFact) -> AcceptanceContext:
+    arch, coverage = draft.architecture, None
+    if draft.coverage is not None:
+        coverage = VocabularyCoverage(((arch.head_rows, draft.coverage), (arch.vocab_size, 1.0)))
     return AcceptanceContext(
         target,
+        0.0 if draft.greedy else float(arguments.get("temperature") or 0.0),
         context_len=int(arguments.get("context") or 512),
         domain=str(arguments.get("domain") or "narrow"),
         coverage=coverage,
-        trained_tokens=float(tokens) if tokens else None,
+        trained_tokens=draft.trained_tokens,
     )
-
-
-def _finalist(folder: Path, arguments: Mapping[str, Any], target: Architecture) -> AcceptanceObservation:
-    """alpha of a trained finalist: greedy agreement on the held-out text (temperature 0)."""
-    from archsearch.acceptance.measured import Trace, alpha
-
-    training = read_json(folder / "training.json", "training record")
-    arch = Architecture.from_dict(training["architecture"])
-    trace = folder / "trace.npz"
-    if not zipfile.is_zipfile(trace):  # numpy leaks the open file of half an archive
-        raise ArchsearchError(f"{trace} is missing or broken; measure the draft again")
-    return AcceptanceObservation(arch, alpha(Trace.load(trace)), _context(arguments, target, training, arch))
-
-
-def _confirmed(folder: Path, arguments: Mapping[str, Any], target: Architecture) -> AcceptanceObservation:
-    """alpha that the engine counted, at the run's temperature."""
-    confirmed = read_json(folder / "confirmed.json", "confirmation")
-    arch = Architecture.from_dict(read_json(folder / "score.json", "score")["architecture"])
-    record = folder / "training.json"
-    training = read_json(record, "training record") if record.is_file() else {}
-    alpha = Estimate(float(confirmed["alpha"]["value"]), float(confirmed["alpha"]["std"]), "measured")
-    context = replace(_context(arguments, target, training, arch), temperature=float(arguments.get("temperature") or 0.0))
-    return AcceptanceObservation(arch, alpha, context)
 
 
 def summary(observations: Sequence[AcceptanceObservation]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from archsearch.acceptance import run_index
 from archsearch.acceptance.known import OTHER_TEXT_STD, known_drafts, known_observations, read_alpha_file, summary
 from archsearch.acceptance.measured import Trace
 from archsearch.acceptance.prior import PriorAcceptance
@@ -133,3 +134,35 @@ def test_one_known_draft_sharpens_the_prior(tmp_path) -> None:
     before = PriorAcceptance().predict(DRAFT.replace(num_hidden_layers=4), context).alpha
     after = PriorAcceptance().fit(observations).predict(DRAFT.replace(num_hidden_layers=4), context).alpha
     assert after.value > before.value + 0.05 and after.std < 0.35 * before.std
+
+
+def test_runs_that_did_not_change_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        add_finalist(make_run(tmp_path, f"r{number}"), alpha=0.5 + number / 20)
+    read: list[str] = []
+    original = run_index.read_run
+    monkeypatch.setattr(run_index, "read_run", lambda run: read.append(run.name) or original(run))
+    first = known_observations("smollm2-135m", [tmp_path])
+    assert len(first) == len(read) == 5
+    read.clear()
+    opened: list[Path] = []
+    whole = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *args, **rest: opened.append(path) or whole(path, *args, **rest))
+    assert known_observations("smollm2-135m", [tmp_path]) == first
+    assert read == [] and opened == [tmp_path / run_index.INDEX]
+    add_finalist(tmp_path / "r2", SMALL_HEAD, 0.9, "b")
+    make_run(tmp_path, "r7")
+    assert len(known_observations("smollm2-135m", [tmp_path])) == 6 and read == ["r2", "r7"]
+
+
+@pytest.mark.parametrize(
+    "damage", ["not json", '{"format": 99, "runs": {}}', '{"format": 1, "runs": {"r1": {"stamp": 3}}}', "[]"]
+)
+def test_a_broken_index_is_made_again(tmp_path: Path, damage: str) -> None:
+    add_finalist(make_run(tmp_path))
+    first = known_observations("smollm2-135m", [tmp_path])
+    (tmp_path / run_index.INDEX).write_text(damage)
+    assert known_observations("smollm2-135m", [tmp_path]) == first
+    (tmp_path / run_index.INDEX).unlink()
+    (tmp_path / run_index.INDEX).mkdir()  # cannot be read nor written
+    assert known_observations("smollm2-135m", [tmp_path]) == first

@@ -1,0 +1,167 @@
+"""What run folders measured of drafts, without reading all of them at every search.
+
+Beside the runs lies `.known.json`: of each run what it was asked and what its drafts were measured at, with a stamp of the files
+this was read from. A run whose files have changed is read again; the index itself can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.files import read_json, write_text
+
+FORMAT: Final = 1
+INDEX: Final = ".known.json"
+ARGUMENTS: Final = ("target", "prompts", "context", "domain", "temperature")  # what an observation's context needs
+_STAMPED: Final = (
+    "run.yaml", "finalists/*/training.json", "finalists/*/trace.npz", "best/*/confirmed.json", "best/*/score.json",
+    "best/*/training.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFact:
+    """What one folder of a run says of a draft. `greedy`: measured by a greedy trace, not at the run's temperature; `coverage`:
+    share of the text that its head's rows cover, where known; `folder` inside the run."""
+
+    architecture: Architecture
+    alpha: Estimate
+    greedy: bool
+    trained_tokens: float | None
+    coverage: float | None
+    folder: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "architecture": self.architecture.to_dict(), "alpha": self.alpha.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DraftFact:
+        values = {
+            **data,
+            "architecture": Architecture.from_dict(data["architecture"]),
+            "alpha": Estimate.from_dict(data["alpha"]),
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run was asked (ARGUMENTS), and its drafts."""
+
+    arguments: Mapping[str, Any]
+    drafts: tuple[DraftFact, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"arguments": dict(self.arguments), "drafts": [draft.to_dict() for draft in self.drafts]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunFacts:
+        return cls(dict(data["arguments"]), tuple(DraftFact.from_dict(draft) for draft in data["drafts"]))
+
+
+def runs_under(root: Path) -> dict[Path, RunFacts]:
+    """The facts of every run folder under `root`, by folder, in the order of their names."""
+    known, found, fresh = _load(root / INDEX), {}, {}
+    for run_file in sorted(root.glob("*/run.yaml")):
+        run = run_file.parent
+        stamp, entry = _stamp(run), known.get(run.name)
+        facts = _stored(entry) if entry is not None and entry.get("stamp") == stamp else None
+        found[run] = facts if facts is not None else read_run(run)
+        fresh[run.name] = {"stamp": stamp, **found[run].to_dict()}
+    if fresh != known:
+        try:
+            # In one line: the indented form of hundreds of runs takes longer to write and to read than the runs' stamps.
+            write_text(root / INDEX, json.dumps({"format": FORMAT, "runs": fresh}, ensure_ascii=False) + "\n")
+        except ArchsearchError:
+            pass  # a folder that cannot be written to is read the long way next time
+    return found
+
+
+def read_run(run: Path) -> RunFacts:
+    """Read a run folder. What is broken, unfinished or of another version is passed over."""
+    arguments = _arguments(run / "run.yaml")
+    drafts = []
+    for read, pattern in ((_finalist, "finalists/*/training.json"), (_confirmed, "best/[0-9]*/confirmed.json")):
+        for path in sorted(run.glob(pattern)):
+            try:
+                drafts.append(read(run, path.parent))
+            except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError):
+                continue  # what it says is lost, the search goes on
+    return RunFacts(arguments, tuple(drafts))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        data = read_json(path, "index of the runs")
+        runs = data["runs"] if data["format"] == FORMAT else {}
+    except (ArchsearchError, KeyError, TypeError):
+        return {}
+    return runs if isinstance(runs, dict) else {}
+
+
+def _stored(entry: Mapping[str, Any]) -> RunFacts | None:
+    try:
+        return RunFacts.from_dict(entry)
+    except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _stamp(run: Path) -> list[list[Any]]:
+    """[name, time of the last change, bytes] of every file that is read; comes back from JSON as it is."""
+    stamp = []
+    for pattern in _STAMPED:
+        for path in sorted(run.glob(pattern)):
+            status = path.stat()
+            stamp.append([path.relative_to(run).as_posix(), status.st_mtime_ns, status.st_size])
+    return stamp
+
+
+def _arguments(run_file: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        info = yaml.safe_load(run_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    arguments = info.get("arguments") if isinstance(info, dict) else None
+    return {name: arguments.get(name) for name in ARGUMENTS} if isinstance(arguments, dict) else {}
+
+
+def _tokens(training: Mapping[str, Any]) -> float | None:
+    return float(training["tokens"]) if training.get("tokens") else None
+
+
+def _coverage(training: Mapping[str, Any], arch: Architecture) -> float | None:
+    share = training.get("vocabulary_coverage")
+    return min(float(share), 1.0) if arch.trimmed and share is not None else None
+
+
+def _finalist(run: Path, folder: Path) -> DraftFact:
+    """alpha of a trained finalist: greedy agreement on the held-out text."""
+    from archsearch.acceptance.measured import Trace, alpha
+
+    training = read_json(folder / "training.json", "training record")
+    arch = Architecture.from_dict(training["architecture"])
+    trace = folder / "trace.npz"
+    if not zipfile.is_zipfile(trace):  # numpy leaks the open file of half an archive
+        raise ArchsearchError(f"{trace} is missing or broken; measure the draft again")
+    measured = alpha(Trace.load(trace))
+    return DraftFact(arch, measured, True, _tokens(training), _coverage(training, arch), folder.relative_to(run).as_posix())
+
+
+def _confirmed(run: Path, folder: Path) -> DraftFact:
+    """alpha that the engine counted, at the run's temperature."""
+    confirmed = read_json(folder / "confirmed.json", "confirmation")
+    arch = Architecture.from_dict(read_json(folder / "score.json", "score")["architecture"])
+    record = folder / "training.json"
+    training = read_json(record, "training record") if record.is_file() else {}
+    alpha = Estimate(float(confirmed["alpha"]["value"]), float(confirmed["alpha"]["std"]), "measured")
+    return DraftFact(arch, alpha, False, _tokens(training), _coverage(training, arch), folder.relative_to(run).as_posix())
