@@ -42,8 +42,9 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.catalogue import load
 from archsearch.architecture.ops import AllReduce
 from archsearch.capacity import max_batch_size
+from archsearch.engine_facts import HostCosts, engine_facts
 from archsearch.hardware.device import load_device
-from archsearch.latency.composed import ComposedPass, EngineCosts, Part, constants, engine_costs, sync_waits
+from archsearch.latency.composed import ComposedPass, Part, constants, sync_waits
 from archsearch.profiles import Measurement
 from archsearch.workload import Workload
 
@@ -55,6 +56,7 @@ MODELS = {
 }
 DEVICES = {"h100_sxm": "h100-sxm5-80gb", "h200_sxm": "h200-sxm-141gb"}
 DTYPES = {"": "bfloat16", "bfloat16": "bfloat16", "fp8": "float8_e4m3fn"}
+ENGINE_OF = {"trtllm": "tensorrt-llm"}  # where the data writes an engine otherwise
 PREFILL_TOKENS = {"trtllm": 8192, "vllm": 8192, "sglang": 16384}
 DATA = "measured TPOT: aiconfigurator-core 0.12.0, systems/silicon_sample.csv (Apache-2.0, Copyright (c) 2025-2026 NVIDIA)"
 THEIRS = {"median": 0.104, "mean": 0.178, "bias_by_tp": {1: -0.01, 2: -0.04, 4: -0.08, 8: -0.15}}
@@ -123,7 +125,7 @@ class Constants:
     """What is calibrated: the wait per all-reduce, one for all engines, and each engine's host time."""
 
     sync_s: float
-    engines: dict[str, EngineCosts]
+    engines: dict[str, HostCosts]
     residual_std: float = 0.0  # robust relative std of the calibration rows around the fit
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def calibrate(pairs: Sequence[tuple[Row, Terms]]) -> Constants:
         mine = np.array([row.backend == name for row, _ in pairs])
         host = step_s + sequence_s * np.array([terms.batch for _, terms in pairs])[mine]
         relative = float(np.median(np.abs(left[mine])) * 1.4826 / max(float(np.median(host)), 1e-9))
-        engines[name] = EngineCosts(step_s, sequence_s, min(1.0, max(0.2, relative)), f"fitted to {mine.sum()} servers")
+        engines[name] = HostCosts(step_s, sequence_s, min(1.0, max(0.2, relative)), f"fitted to {mine.sum()} servers")
     return Constants(values[0], engines, float(1.4826 * np.median(np.abs(left / measured))))
 
 
@@ -374,7 +376,7 @@ def main(arguments: Sequence[str] | None = None, passes: Callable[[str, str, str
     pairs = compare(rows, passes or make_passes(systems))
     # 16-bit rows whose batch fits set the constants
     now = calibrate([(r, t) for r, t in pairs if r.calibrates and r.dtype == "bfloat16" and t.batch == r.concurrency])
-    known = {backend: engine_costs(backend) for backend in PREFILL_TOKENS}
+    known = {backend: engine_facts(ENGINE_OF.get(backend, backend)).host for backend in PREFILL_TOKENS}
     shipped = Constants(constants()["graph"]["sync_s"], {name: costs for name, costs in known.items() if costs})
     used = now if options.calibrate else shipped
     result = {

@@ -19,7 +19,7 @@ FLOORS = (
     ("errors", "estimate", "paths", "progress", "threads"),
     ("files", "workload", "speedup"),
     ("hardware", "architecture"),
-    ("capacity", "profiles"),
+    ("capacity", "engine_facts", "profiles"),
     ("models",),
     ("text", "latency"),
     ("training",),

@@ -125,6 +125,7 @@ def confirm(
     archsearch confirm runs/demo --engine vllm --concurrency 1 --concurrency 4 --concurrency 8 --schedule
     archsearch confirm runs/demo --engine vllm --server-url http://gpu1:8000 --baseline-url http://gpu1:8001
     """
+    from archsearch.engine_facts import engines_that
     from archsearch.pipeline import EngineChoice, LoadRequest, SearchSession, confirm_load, confirm_rank
 
     if bool(server_url) != bool(baseline_url):
@@ -132,7 +133,8 @@ def confirm(
             "a server cannot be asked to leave its draft out: give --server-url (with the draft) and --baseline-url (without)"
         )
     session = SearchSession.reopen(run)
-    choice = EngineChoice(engine or ("vllm" if server_url else None), engine_python, server_url, baseline_url, timeout)
+    servers = engines_that(lambda row: row.server)
+    choice = EngineChoice(engine or (servers[0] if server_url else None), engine_python, server_url, baseline_url, timeout)
     if synthetic or concurrencies or schedule:
         request = LoadRequest(
             rank, gammas, concurrencies or ((1, 2, 4, 8) if schedule else (1,)), synthetic, schedule, repeats, tokens, prompts

@@ -10,9 +10,9 @@ import click
 from archsearch.cli.app import main
 from archsearch.cli.options import json_option
 from archsearch.cli.output import emit, table
+from archsearch.engine_facts import engines_that, has_recipe
 
-NAMES = ("vllm", "openvino")
-engine_argument = click.argument("engine", type=click.Choice(NAMES))
+engine_argument = click.argument("engine", type=click.Choice(engines_that(has_recipe)))
 
 
 @main.group("engine")

@@ -51,9 +51,9 @@ def dtype_choice(_context: click.Context, _parameter: click.Parameter, value: st
 
 def engine_choice(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     """An engine's name."""
-    from archsearch.engines.registry import check_engine
+    from archsearch.engine_facts import runnable_engine
 
-    return check_engine(value)
+    return runnable_engine(value).name
 
 
 def optional_engine(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

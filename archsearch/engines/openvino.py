@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.engines.child_engine import WORKERS, ChildEngine
 from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling, Schedule
 from archsearch.errors import ArchsearchError
 from archsearch.paths import cache_dir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WORKER: Final = WORKERS / "openvino_worker.py"
 
@@ -24,7 +27,6 @@ class OpenVinoEngine(ChildEngine):
     """
 
     name = "openvino"
-    title = "OpenVINO GenAI"
     worker = WORKER
     environment = {"OPENVINO_TELEMETRY_OPT_OUT": "1"}
 
@@ -66,3 +68,8 @@ class OpenVinoEngine(ChildEngine):
     def told(self, what: str, answer: Mapping[str, Any]) -> None:
         if what == "start":
             self.precision = {name: answer[name] for name in ("weights", "inference_precision", "kv_cache_precision")}
+
+
+def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> OpenVinoEngine:
+    """OpenVINO GenAI as `settings` want it."""
+    return OpenVinoEngine(settings, tokenizer)

@@ -282,7 +282,7 @@ class VllmServerEngine:
     """
 
     name = "vllm"
-    synthesises = False
+    synthesises = False  # whatever vLLM itself can: a running server is told nothing
     schedules = False  # it cannot be given one; a server that was started with one is told of by `schedule`
 
     def __init__(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> None:

@@ -17,8 +17,10 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
+from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import (
     EnginePrompt,
+    EngineSettings,
     EngineStep,
     GenerationResult,
     ModelSource,
@@ -114,9 +116,8 @@ class TransformersEngine:
     """
 
     name = "transformers"
-    concurrent = False
-    synthesises = True
-    schedules = False
+    facts = engine_facts(name)
+    concurrent, synthesises, schedules = facts.batches, facts.synthesises, facts.schedules
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None = None, dtype: torch.dtype | str = torch.bfloat16) -> None:
         self.version = version("transformers")
@@ -342,3 +343,8 @@ def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, gamma:
     finally:
         for model, config in saved:
             model.generation_config = config
+
+
+def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformersEngine:
+    """transformers as `settings` want it: only their dtype counts here."""
+    return TransformersEngine(tokenizer, settings.dtype)

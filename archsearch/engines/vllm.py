@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.engines.child_engine import WORKERS, ChildEngine
-from archsearch.engines.engine import EngineSettings, ModelSource, Schedule
+from archsearch.engines.engine import Engine, EngineSettings, ModelSource, Schedule
 from archsearch.errors import ArchsearchError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +31,8 @@ class VllmEngine(ChildEngine):
     """
 
     name = "vllm"
-    title = "vLLM"
     worker = WORKER
     environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
-    synthesises = True
-    schedules = True
 
     def __init__(self, settings: EngineSettings, tokenizer: Any = None) -> None:
         super().__init__(settings, tokenizer)
@@ -53,3 +53,12 @@ class VllmEngine(ChildEngine):
                 log.warning(
                     "vLLM put %d requests back for lack of KV cache; lower --concurrency or --max-len", answer["preempted"]
                 )
+
+
+def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> Engine:
+    """vLLM as `settings` want it: a server that runs already, or a process of its own."""
+    if settings.server_url is None:
+        return VllmEngine(settings, tokenizer)
+    from archsearch.engines.server import VllmServerEngine
+
+    return VllmServerEngine(settings, tokenizer)

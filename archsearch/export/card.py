@@ -9,7 +9,8 @@ from typing import Any
 import archsearch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
-from archsearch.export.engines import TITLES, Serving
+from archsearch.engine_facts import ENGINES, engine_title
+from archsearch.export.engines import Serving
 from archsearch.export.schedule import Ranges
 
 _SCORE_ROWS = (  # (field of score.json, words, factor, digits)
@@ -76,7 +77,7 @@ def model_card(
     if transformers:
         lines += _transformers(folder, known, dtype, gamma)
     for each in served:
-        lines += [f"### {TITLES[each.engine]}", "", "```bash", each.shell(), "```", "", " ".join(each.notes), ""]
+        lines += [f"### {engine_title(each.engine)}", "", "```bash", each.shell(), "```", "", " ".join(each.notes), ""]
     lines += _acceptance(confirmed)
     if head_cost is not None:
         lines += _head(arch, folder, dtype, head_cost, padded_speedup, better_gamma)
@@ -144,7 +145,8 @@ def _confirmed_words(confirmed: Mapping[str, Any], *, trimmed: bool) -> str:
     if confirmed.get("gamma"):
         parts[0] += f", gamma {confirmed['gamma']}"
     parts[0] += "."
-    if trimmed and confirmed.get("engine") == "transformers":
+    engine = ENGINES.get(str(confirmed.get("engine")))
+    if trimmed and engine is not None and engine.trimmed_head:
         parts.append("archsearch ran it with the kept rows of the head only (see The head).")
     alone, together = (
         _estimate(confirmed.get("baseline_tokens_per_s"), digits=1),

@@ -14,16 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.engine_facts import ENGINES, load
 from archsearch.errors import ArchsearchError
 from archsearch.export.schedule import Ranges, largest_gamma, tensorrt_schedule
 
-ENGINES: Final = ("transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "speculators")
-DEFAULT_ENGINES: Final = ("transformers", "vllm", "sglang", "tensorrt-llm")
-"""What is only text beside the draft folder itself; llama.cpp needs a second copy of the weights."""
-
 GGUF_FILE: Final = "draft.gguf"
 TENSORRT_FILE: Final = "tensorrt-llm.yaml"
-TITLES: Final = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "llama.cpp": "llama.cpp"}
 
 
 @dataclass(frozen=True)
@@ -60,17 +56,24 @@ class Serving:
         return " \\\n".join([*lines, line])
 
 
+def export_names() -> tuple[str, ...]:
+    """The engines that a user may ask to export for, also those that archsearch then refuses with a reason."""
+    return tuple(name for name, row in ENGINES.items() if row.export or row.draft_folder or row.not_exported)
+
+
+DEFAULT_ENGINES: Final = tuple(name for name in export_names() if not ENGINES[name].not_exported and not ENGINES[name].gguf)
+"""What is only text beside the draft folder itself; llama.cpp needs a second copy of the weights."""
+
+
 def check_engines(names: Sequence[str]) -> tuple[str, ...]:
-    """`names` once each, in the order of ENGINES. Raises ArchsearchError: an unknown one, or speculators."""
+    """`names` once each, in the order of ENGINES. Raises ArchsearchError: an unknown one, or one without anything to export."""
+    known = export_names()
     for name in names:
-        if name not in ENGINES:
-            raise ArchsearchError(f"unknown engine {name!r} to export for; choose from {', '.join(ENGINES)}")
-    if "speculators" in names:
-        raise ArchsearchError(
-            "speculators (0.7) describes eagle3, peagle, dflash, dspark and mtp heads, not independent draft models; "
-            "vLLM loads this draft without it: use --for vllm"
-        )
-    return tuple(name for name in ENGINES if name in names)
+        if name not in known:
+            raise ArchsearchError(f"unknown engine {name!r} to export for; choose from {', '.join(known)}")
+        if ENGINES[name].not_exported:
+            raise ArchsearchError(ENGINES[name].not_exported)
+    return tuple(name for name in known if name in names)
 
 
 def vllm_config(model: str, gamma: int, schedule: Ranges = (), draft_tensor_parallel: int | None = None) -> dict[str, Any]:
@@ -84,11 +87,13 @@ def vllm_config(model: str, gamma: int, schedule: Ranges = (), draft_tensor_para
 
 
 def serving(engine: str, setup: Setup) -> Serving:
-    """How `engine` (one of ENGINES that serves) is told to use the draft."""
-    return {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt, "llama.cpp": _llama_cpp}[engine](setup)
+    """How `engine` (one whose facts name an export) is told to use the draft."""
+    served: Serving = load(ENGINES[engine].export)(setup)
+    return served
 
 
-def _vllm(setup: Setup) -> Serving:
+def vllm(setup: Setup) -> Serving:
+    """vLLM: `vllm serve` with a speculative config."""
     config = vllm_config(str(setup.folder), setup.gamma, setup.schedule, setup.tensor_parallel)
     ranks = ("--tensor-parallel-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
     notes = [
@@ -106,7 +111,8 @@ def _vllm(setup: Setup) -> Serving:
     )
 
 
-def _sglang(setup: Setup) -> Serving:
+def sglang(setup: Setup) -> Serving:
+    """SGLang: its STANDALONE algorithm."""
     ranks = ("--tp-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
     notes = [f"SGLang counts the target's own token: {setup.gamma + 1} draft tokens are gamma {setup.gamma}."]
     if setup.schedule:
@@ -126,7 +132,8 @@ def _sglang(setup: Setup) -> Serving:
     )
 
 
-def _tensorrt(setup: Setup) -> Serving:
+def tensorrt_llm(setup: Setup) -> Serving:
+    """TensorRT-LLM: `trtllm-serve` with a file of options."""
     from yaml import safe_dump
 
     schedule = tensorrt_schedule(setup.schedule)
@@ -156,7 +163,8 @@ def _tensorrt(setup: Setup) -> Serving:
     )
 
 
-def _llama_cpp(setup: Setup) -> Serving:
+def llama_cpp(setup: Setup) -> Serving:
+    """llama.cpp: `llama-server` with the draft as GGUF."""
     notes = ["`p-min 0` makes it draft exactly gamma tokens; by default it may stop earlier, where the draft is unsure."]
     if setup.target_gguf == "TARGET.gguf":
         notes.append("`TARGET.gguf` is the target in GGUF.")

@@ -14,6 +14,7 @@ import archsearch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.hf_config import read_architecture
+from archsearch.engine_facts import ENGINES
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export.card import model_card
 from archsearch.export.engines import DEFAULT_ENGINES, GGUF_FILE, Serving, Setup, check_engines, serving
@@ -75,8 +76,9 @@ def export(
     trained = has_weights(draft_folder)
     if not trained and not allow_untrained:
         raise MissingDataError(f"no model.safetensors in {draft_folder}; train the draft before exporting it")
-    if not trained and "llama.cpp" in engines:
-        raise MissingDataError(f"no model.safetensors in {draft_folder}; llama.cpp needs weights: train the draft first")
+    copied = [name for name in engines if ENGINES[name].gguf]
+    if not trained and copied:
+        raise MissingDataError(f"no model.safetensors in {draft_folder}; {copied[0]} needs weights: train the draft first")
     output = output.expanduser().absolute()
     _check_output(draft_folder, output)
     dtype = dtype or (str(confirmed["dtype"]) if confirmed and confirmed.get("dtype") else _dtype(draft_folder))
@@ -89,7 +91,7 @@ def export(
         tensor_parallel=tensor_parallel,
         target_gguf=str(target_gguf) if target_gguf else "TARGET.gguf",
     )
-    served = tuple(serving(name, setup) for name in engines if name != "transformers")
+    served = tuple(serving(name, setup) for name in engines if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch.trimmed else None
     card = model_card(
         arch,
@@ -107,7 +109,7 @@ def export(
         points=points,
         schedule_words=schedule_words,
         loads=loads,
-        transformers="transformers" in engines,
+        transformers=any(ENGINES[name].draft_folder for name in engines),
         served=served,
         head_cost=cost,
         trained=trained,
@@ -133,7 +135,7 @@ def export(
     try:
         contents = _Contents(card, marker, served, dict(score) if score is not None else None)
         _build(draft_folder, building, gamma, tokenizer, contents)
-        if "llama.cpp" in engines:
+        if copied:
             _write_gguf(building, dtype, target_gguf)
         building.chmod(0o755)
         _swap(building, output)

@@ -21,6 +21,7 @@ import yaml
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, head_ops, layer_ops, sample_op
+from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
@@ -42,28 +43,11 @@ class Part:
     logits: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCosts:
-    """What a serving engine's scheduler adds on the host to a step: `step_s` + `sequence_s` per sequence, with the `relative_std`
-    of the sum; `source`: where the numbers come from."""
-
-    step_s: float
-    sequence_s: float
-    relative_std: float
-    source: str
-
-
 @cache
 def constants() -> dict[str, Any]:
     """What the tables do not hold (latency/constants.yaml)."""
     loaded: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "constants.yaml").read_text(encoding="utf-8"))
     return loaded
-
-
-def engine_costs(engine: str | None) -> EngineCosts | None:
-    """The costs of a serving engine on a GPU; None where they are not known."""
-    known = constants().get("engines", {})
-    return EngineCosts(**known[engine]) if engine in known else None
 
 
 def composable(profile: Profile, dtype: str) -> bool:
@@ -83,7 +67,7 @@ class ComposedPass:
 
     def __init__(self, profile: Profile, dtype: str, mode: str, engine: str | None = None) -> None:
         self.mode = mode
-        self.engine = engine_costs(engine) if mode == "graph" else None
+        self.engine = engine_facts(engine).host if mode == "graph" else None
         self._gemm = OpModel(profile, dtype, "graph")
         # with 8-bit weights the rest runs in 16 bits
         self._rest = OpModel(profile, "bfloat16", "graph") if dtype == "float8_e4m3fn" else self._gemm

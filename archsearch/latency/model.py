@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.ops import AllReduce, Elementwise, Gemm, head_ops, layer_ops
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.latency.composed import ComposedPass, Part, composable, constants
@@ -35,7 +36,6 @@ from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.regression import Residual, nonnegative_fit
-from archsearch.latency.serving import IDLE_PASS_ENGINES, draft_ranks, served_draft
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
 
@@ -68,7 +68,7 @@ class LatencyModel:
 
     def __init__(self, profile: Profile, dtype: str, mode: str = "eager", engine: str | None = None) -> None:
         self.profile = profile
-        self.engine = engine
+        self.engine, self.facts = engine, engine_facts(engine)
         self.dtype = dtype
         self.mode = mode
         self.dtype_bytes = DTYPE_BYTES[dtype]
@@ -274,10 +274,10 @@ class LatencyModel:
         """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop; and what the
         engine adds to each of its layers (what it adds to a token whatever the draft is in `overhead_s`)."""
         batch, context = workload.batch_size, workload.context_len
-        draft = served_draft(draft, self.engine)
+        draft = self.facts.served_draft(draft)
         costs = self._engine_costs(draft.vocab_size)
         extra = gamma * draft.num_hidden_layers * costs.layer_s if costs else 0.0
-        ranks = draft_ranks(self.engine, workload)
+        ranks = self.facts.draft_ranks(workload.tensor_parallel)
         if self.engine_ is not None:
             tokens = self.engine_.first_pass.tokens(gamma)
             first = self.engine_.forward_s(draft, batch=batch, tokens=tokens, context=context, cold=True)
@@ -293,14 +293,14 @@ class LatencyModel:
     def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
         """What a draft costs in a round that drafts nothing, per round: vLLM keeps its cache in step with a pass without the head
         (of two tokens per sequence), other engines leave it alone."""
-        if self.engine not in IDLE_PASS_ENGINES:
+        if not self.facts.idle_pass:
             return Estimate(0.0, 0.0, "modelled")
         headless = draft.replace(draft_vocab_size=1)
         batch, context = workload.batch_size, workload.context_len
         if self.engine_ is not None:
             return self.engine_.forward_s(headless, batch=batch, tokens=2, context=context, cold=True)
         return self.forward_s(
-            headless, batch=batch, tokens=2, context=context, ranks=draft_ranks(self.engine, workload), cold=True
+            headless, batch=batch, tokens=2, context=context, ranks=self.facts.draft_ranks(workload.tensor_parallel), cold=True
         )
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:

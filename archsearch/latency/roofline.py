@@ -13,10 +13,10 @@ from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, forward_ops
+from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.composed import constants, sync_waits
-from archsearch.latency.serving import IDLE_PASS_ENGINES, draft_ranks, served_draft
 from archsearch.workload import DTYPE_BYTES, Workload
 
 BANDWIDTH_SHARE: Final = 0.8  # bytes / (0.8 bandwidth) + 3 us fits measured decode GEMMs of A100, H100, H200 and B200 to 14-21 %
@@ -33,6 +33,7 @@ class RooflineLatency:
 
     def __init__(self, device: Device, dtype: str, mode: str, engine: str | None = None) -> None:
         self.device, self.dtype, self.mode, self.engine = device, dtype, mode, engine
+        self.facts = engine_facts(engine)
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self._bandwidth = BANDWIDTH_SHARE * device.bandwidth_bytes_per_s
         self._flops = PEAK_SHARE * device.peak_flops_per_s(dtype)
@@ -85,22 +86,22 @@ class RooflineLatency:
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """gamma draft steps."""
-        ranks = draft_ranks(self.engine, workload)
+        ranks = self.facts.draft_ranks(workload.tensor_parallel)
         step = self.forward_s(
-            served_draft(draft, self.engine), batch=workload.batch_size, context=workload.context_len, ranks=ranks
+            self.facts.served_draft(draft), batch=workload.batch_size, context=workload.context_len, ranks=ranks
         )
         return Estimate(gamma * step.value, gamma * step.std, step.source)
 
     def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
         """What a draft costs in a round that drafts nothing (see `LatencyModel.idle_draft_s`)."""
-        if self.engine not in IDLE_PASS_ENGINES:
+        if not self.facts.idle_pass:
             return Estimate(0.0, 0.0, "roofline")
         return self.forward_s(
             draft.replace(draft_vocab_size=1),
             batch=workload.batch_size,
             tokens=2,
             context=workload.context_len,
-            ranks=draft_ranks(self.engine, workload),
+            ranks=self.facts.draft_ranks(workload.tensor_parallel),
         )
 
     def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:

@@ -9,6 +9,7 @@ from typing import Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft, load_trained
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export import (
     DEFAULT_ENGINES,
@@ -171,7 +172,7 @@ def export_rank(
         provenance={"run": run.info, "rank": rank, "confirmed": confirmed},
         target=str(ref.folder or ref.hub_id or ref.name),
         tokenizer=None if has_tokenizer(folder) else _target_tokenizer(ref),
-        target_gguf=_target_gguf(ref) if "llama.cpp" in engines else None,
+        target_gguf=_target_gguf(ref) if any(engine_facts(name).gguf for name in engines) else None,
         confirmed=confirmed,
         training=read_json(training, "training record") if trained and training.is_file() else None,
         padded_speedup=padded,

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
-from archsearch.latency.serving import check_served
 from archsearch.models.files import has_weights
 from archsearch.pipeline.comparison import error_summary, explain, predicted_terms
 from archsearch.pipeline.confirm_prompts import spread_prompts
@@ -79,7 +79,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     concurrencies = sorted(set(request.concurrencies))
     check_choice(choice, name, synthetic=synthetic, schedule=request.schedule, concurrency=concurrencies[-1])
     scorer, words = serving_scorer(session, name)
-    check_served(score.architecture, name, scorer.workload)
+    engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
     alpha, taus, rates = acceptance_of(scorer, score, folder)
     device = session.source.device
     sizes = sorted({1, *concurrencies}) if request.schedule else concurrencies  # a schedule begins at batch size 1

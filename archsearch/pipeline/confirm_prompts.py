@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.drafts.records import load_trained
 from archsearch.drafts.trainer import Workshop
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import write_json
-from archsearch.latency.serving import check_served
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.candidates import write_report
@@ -58,7 +58,7 @@ def confirm_rank(
 
     from archsearch.engines.engine import EnginePrompt, Sampling
     from archsearch.engines.measure.by_prompt import confirm, exactness_check
-    from archsearch.engines.registry import IN_PROCESS, make_engine
+    from archsearch.engines.registry import make_engine
     from archsearch.models.drafts import load_draft
     from archsearch.text.prompts import encode_prompts, read_prompts
 
@@ -78,7 +78,7 @@ def confirm_rank(
     shop = shop or session.workshop()
     check_tokenizer(shop.tokenizer, folder)
     scorer, words = serving_scorer(session, name)
-    check_served(score.architecture, name, scorer.workload)
+    engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
     chosen = read_prompts(prompts) if prompts else shop.prompts.heldout
     count = prompt_count or session.request.confirm_prompts
     encoded = encode_prompts(spread_prompts(chosen, count), shop.tokenizer)
@@ -93,7 +93,7 @@ def confirm_rank(
             f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a smaller gamma"
         )
     longest = max(len(prompt.token_ids) for prompt in asked) + sampling.max_new_tokens
-    inside = name in IN_PROCESS
+    inside = engine_facts(name).in_process
 
     def factory(dtype: str) -> Callable[[], Engine]:
         settings = engine_settings(session, choice, concurrency=1, max_len=longest, dtype=dtype)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import engine_title, engines_that, runnable_engine
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import write_json
 from archsearch.models.targets import TargetRef
@@ -38,12 +39,13 @@ def check_choice(
     choice: EngineChoice, name: str, *, synthetic: bool = False, schedule: bool = False, concurrency: int = 1
 ) -> None:
     """Raise ArchsearchError, before anything is loaded, for an engine that is not there or cannot do what is asked."""
-    from archsearch.engines.registry import BATCHING, SCHEDULING, SYNTHESISING, check_engine, check_interpreter_choice
+    from archsearch.engines.registry import check_interpreter_choice
 
-    check_engine(name)
+    facts = runnable_engine(name)
     if choice.server_url is not None:
-        if name != "vllm":
-            raise ArchsearchError(f"--server-url is for a running vLLM server, not for {name}; leave one of the two out")
+        if not facts.server:
+            servers = " or ".join(engine_title(other) for other in engines_that(lambda row: row.server))
+            raise ArchsearchError(f"--server-url is for a running {servers} server, not for {name}; leave one of the two out")
         if synthetic:
             raise ArchsearchError(
                 "a running server cannot take synthetic acceptance; leave --server-url out, or train the draft first"
@@ -51,19 +53,18 @@ def check_choice(
         if schedule:
             raise ArchsearchError("a running server keeps the schedule it was started with; leave --schedule or --server-url out")
         return
-    if concurrency > 1 and name not in BATCHING:
+    if concurrency > 1 and not facts.batches:
         raise ArchsearchError(
             f"{name} runs one request at a time, so {concurrency} in flight cannot be confirmed in it; use --concurrency 1, or "
-            f"--engine {' or '.join(BATCHING)}"
+            f"--engine {' or '.join(engines_that(lambda row: row.batches))}"
         )
-    if schedule and name not in SCHEDULING:
-        raise ArchsearchError(
-            f"{name} takes one gamma for all batch sizes; use --engine {' or '.join(SCHEDULING)} for --schedule"
-        )
-    if synthetic and name not in SYNTHESISING:
+    if schedule and not facts.schedules:
+        others = " or ".join(engines_that(lambda row: row.schedules))
+        raise ArchsearchError(f"{name} takes one gamma for all batch sizes; use --engine {others} for --schedule")
+    if synthetic and not facts.synthesises:
         raise ArchsearchError(
             f"{name} cannot accept by chance, which a draft without weights needs; train the draft first, or use --engine "
-            f"{' or '.join(SYNTHESISING)} with --synthetic"
+            f"{' or '.join(engines_that(lambda row: row.synthesises))} with --synthetic"
         )
     check_interpreter_choice(name, choice.python)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from archsearch.latency.serving import check_served
+from archsearch.engine_facts import engine_facts
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.latency import acceptance_for, choose_latency
 from archsearch.search.objective import Scorer
@@ -39,7 +39,7 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
     priced = []
     for name in request.drafts:
         draft = resolve_target(name)
-        check_served(draft.architecture, request.asked.engine, workload, name)
+        engine_facts(request.asked.engine).check_draft(draft.architecture, workload.tensor_parallel, name)
         notes = []
         if draft.architecture.vocab_size != ref.architecture.vocab_size:
             notes.append(

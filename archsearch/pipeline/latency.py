@@ -9,6 +9,7 @@ from typing import Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.hardware.device import Device
@@ -142,7 +143,7 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
     """What is known of the engine that will serve; "" for the one whose passes the profile measures."""
     if model.engine_ is not None:
         return f"; passes as {engine} ran them ({model.engine_.rows} rows)"
-    if engine != "transformers" and device.kind == "cpu":
+    if not engine_facts(engine).in_process and device.kind == "cpu":
         return (
             f"; WARNING: passes of transformers, {engine}'s own kernels were not measured "
             f"(archsearch profile --gpu cpu --target T --engine {engine})"

@@ -12,7 +12,8 @@ from typing import Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
-from archsearch.engines.registry import DUMMY_ENGINES, IN_PROCESS, SCHEDULING, check_interpreter_choice
+from archsearch.engine_facts import engine_facts, engines_that
+from archsearch.engines.registry import check_interpreter_choice
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import ensure_writable_dir, write_json
@@ -139,7 +140,7 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
     points = {
         dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory) for dtype in dtypes
     }
-    other = request.engine and request.engine_name not in IN_PROCESS
+    other = request.engine and not engine_facts(request.engine_name).in_process
     if not (other and _has_model(profile, dtypes[0])):  # ops and whole models are measured already: go on with the engine
         with ProgressLine("profile") as line:
             sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
@@ -181,7 +182,7 @@ def _check_engine_request(request: ProfileRequest) -> None:
     """Raise ArchsearchError, before anything is measured, where the engine to be profiled is absent or has no target to run."""
     name, ref = request.engine_name, request.target_ref
     check_interpreter_choice(name, request.engine_python)
-    if name in IN_PROCESS or not request.engine:
+    if engine_facts(name).in_process or not request.engine:
         return
     if ref is None:
         raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
@@ -195,11 +196,11 @@ def _can_run(name: str, ref: TargetRef) -> bool:
     try:
         check_weights(ref)
     except MissingDataError as error:
-        if name in DUMMY_ENGINES:
+        if engine_facts(name).dummy_weights:
             return False
         raise MissingDataError(
-            f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has them, or use --engine vllm, "
-            "which makes them up"
+            f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has them, or use --engine "
+            f"{' or '.join(engines_that(lambda row: row.dummy_weights))}, which makes them up"
         ) from error
     return True
 
@@ -257,7 +258,7 @@ def profile_engine(
     if known.issuperset({None, *drafts}):
         return 0
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where it tells all its passes.
-    batches = BATCHES if name in SCHEDULING else (1,) * len(BATCHES)
+    batches = BATCHES if engine_facts(name).schedules else (1,) * len(BATCHES)
     settings = EngineSettings(
         dtype=dtype,
         concurrency=max(batches),
@@ -361,7 +362,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             result = selection.adaptive_sweep(bench, wanted, dtype, budget_s=request.budget_s / len(plans), progress=line)
         for row in collectives.measure_all_reduces(collectives.measurable(wanted.all_reduces()), dtype, mode):
             profile.record(row)
-        if request.engine and request.engine_name not in IN_PROCESS and mode == "graph":
+        if request.engine and not engine_facts(request.engine_name).in_process and mode == "graph":
             profile_engine(request, profile, device, drafts, dtype, mode)
         name = f"{dtype} {mode}"
         sweeps[name] = {"new_rows": result.new_rows, "relative_std": result.relative_std, "stopped": result.stopped}

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.engine_facts import engine_facts
 from archsearch.engines.measure.under_load import schedule_ranges
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.export import vllm_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
-from archsearch.latency.serving import check_served
 from archsearch.models.files import has_weights
 from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.session import SearchSession
@@ -144,7 +144,7 @@ def schedule_rank(
     name = engine or session.request.engine
     score, folder = session.run.score(rank), session.run.best_dir(rank)
     scorer, words = serving_scorer(session, name)
-    check_served(score.architecture, name, scorer.workload)
+    engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
     alpha, taus, _ = acceptance_of(scorer, score, folder)
     largest = scorer.latency.largest_batch
     usual = [size for size in BATCH_SIZES if largest is None or size <= 2 * largest]
@@ -158,7 +158,7 @@ def schedule_rank(
     elif not batch_sizes and largest is not None:
         note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
     gammas = [gamma for _, _, gamma in data["ranges"]]
-    if name == "vllm" and max(gammas):
+    if engine_facts(name).speculative_config and max(gammas):
         ranks = scorer.workload.tensor_parallel
         config = vllm_config(str(folder), max(gammas), tuple((a, b, c) for a, b, c in data["ranges"]), ranks)
         write_json(folder / "speculative_config.json", config)

@@ -9,13 +9,12 @@ from typing import Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import Workshop
+from archsearch.engine_facts import runnable_engine
 from archsearch.engines.environments import find_python
-from archsearch.engines.registry import IN_PROCESS, check_engine
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
-from archsearch.latency.serving import draft_ranks
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
@@ -111,18 +110,18 @@ class SearchSession:
         `run`: an opened run to go on with, whatever profile it was searched with.
         """
         target = resolve_target(request.target)
-        check_engine(request.asked.engine)
+        engine = runnable_engine(request.asked.engine)
         if request.confirm:
             check_weights(target)
-            if request.asked.engine not in IN_PROCESS:
-                find_python(request.asked.engine)
+            if not engine.in_process:
+                find_python(engine.name)
             load_prompt_set(request.prompts, request.heldout)
             if request.text is not None and not request.text.is_file():
                 raise MissingDataError(f"text file not found: {request.text}")
         space = load_space(request.space or default_space(target.architecture))
         source, workload = choose_latency(request.asked, target.architecture)
         reach = request.asked.context_len + request.answer_tokens
-        space = space.served(draft_ranks(request.asked.engine, workload), reach)
+        space = space.served(engine.draft_ranks(workload.tensor_parallel), reach)
         space.check(target.architecture)
         limits = memory_limits(space, target.architecture, workload, source.device)
         arguments = request.arguments()

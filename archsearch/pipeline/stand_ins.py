@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.registry import DUMMY_ENGINES
+from archsearch.engine_facts import engine_facts, engines_that
 from archsearch.errors import MissingDataError
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
@@ -18,10 +18,8 @@ class DraftFolders:
     """The folders that an engine loads: the trained draft, or one of its shape with random weights; the target's likewise."""
 
     def __init__(self, session: SearchSession, engine: str) -> None:
-        from archsearch.engines.registry import IN_PROCESS
-
         self.session, self.engine = session, engine
-        self.inside = engine in IN_PROCESS
+        self.inside = engine_facts(engine).in_process
         self.base = session.run.path / "engine"
 
     def draft(self, arch: Architecture, folder: Path, synthetic: bool) -> Any:
@@ -41,10 +39,10 @@ class DraftFolders:
         except MissingDataError as error:
             if not synthetic:
                 raise
-            if self.engine not in DUMMY_ENGINES:
+            if not engine_facts(self.engine).dummy_weights:
                 raise MissingDataError(
                     f"target {ref.name!r} has no weights here and {self.engine} needs them; give a folder that has them, or use "
-                    "--engine vllm, which makes them up"
+                    f"--engine {' or '.join(engines_that(lambda row: row.dummy_weights))}, which makes them up"
                 ) from error
             return write_shape(ref.architecture, self.base / "target"), True
         if self.inside:

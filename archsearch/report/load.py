@@ -6,11 +6,12 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from archsearch.engine_facts import engine_title
 from archsearch.report.drawing import INK, MARK, SERIES, canvas, count_axis, figure_html, styled
 from archsearch.report.reading import Candidate, load_is_stale
 from archsearch.report.serving import REST, TERMS, LoadReport, LoadRow, error_shares, ranges_words
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
-from archsearch.report.words import engine_name, slowdown_words
+from archsearch.report.words import slowdown_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ def section_load(item: Candidate, load: LoadReport) -> str:
         f"{load.repeats} repeats, interleaved" if load.repeats is not None else "",
     ]
     parts = [
-        f"<h2>Under load in {html.escape(f'{engine_name(load.engine)} {load.engine_version}')}: rank {item.rank}</h2>",
+        f"<h2>Under load in {html.escape(f'{engine_title(load.engine)} {load.engine_version}')}: rank {item.rank}</h2>",
         html_note("; ".join(fact for fact in facts if fact) + "."),
         f"<p><strong>{html.escape(acceptance_words(load))}</strong></p>",
     ]
@@ -196,7 +197,7 @@ def _plot_load(item: Candidate, load: LoadReport) -> tuple[Figure, str]:
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
     caption = (
-        f"Speed-up against requests in flight, rank {item.rank} in {engine_name(load.engine)}. Points: measured, bars 5-95 %"
+        f"Speed-up against requests in flight, rank {item.rank} in {engine_title(load.engine)}. Points: measured, bars 5-95 %"
         + (" (acceptance synthetic)" if load.synthetic else "")
         + ". Dashed with band: predicted ± one standard deviation."
         + (" Diamonds: the schedule." if SCHEDULE in names else "")

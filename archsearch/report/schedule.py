@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
+from archsearch.engine_facts import engine_title
 from archsearch.report.drawing import INK, MARK, canvas, count_axis, figure_html, shade, styled
 from archsearch.report.reading import Candidate
 from archsearch.report.serving import ScheduleReport, ranges_words
 from archsearch.report.tables import Cell, html_note, html_table, value_cell
-from archsearch.report.words import engine_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def section_schedule(item: Candidate, schedule: ScheduleReport) -> str:
     """Table and plot of the gammas of one candidate by batch size."""
-    name = engine_name(schedule.engine)
+    name = engine_title(schedule.engine)
     rows: list[list[Cell | str]] = [
         [str(point.batch_size), str(point.gamma) if point.gamma else "off",
          value_cell(point.tau) if point.gamma else "-", value_cell(point.speedup, 2, unit="x")]
@@ -50,7 +50,7 @@ def _plot_schedule(item: Candidate, schedule: ScheduleReport) -> tuple[Figure, s
     count_axis(axes, [point.batch_size for point in schedule.points])
     axes.legend(title="gamma", loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, title_fontsize=8.5)
     caption = (
-        f"Predicted speed-up of every gamma against batch size, rank {item.rank} in {engine_name(schedule.engine)}. Ring: the "
+        f"Predicted speed-up of every gamma against batch size, rank {item.rank} in {engine_title(schedule.engine)}. Ring: the "
         "schedule's choice; a ring on no line: off. Dashed: no gain."
     )
     return figure, caption

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.report.reading import Candidate, complete_trials, load_is_stale
 from archsearch.report.serving import LoadReport, ranges_words
 from archsearch.report.words import (
     SOURCES,
     break_even_words,
-    engine_name,
     identity_words,
     millions,
     shell_path,
@@ -116,12 +116,12 @@ def _serving_lines(run: Run, found: Sequence[Candidate], lead: Candidate) -> lis
         lines += [_load_words(run, item, load, "" if item is lead else f"rank {item.rank}, ") for load in item.loads]
     if lead.schedule is not None:
         schedule = lead.schedule
-        lines.append(f"Gamma by batch size, predicted for {engine_name(schedule.engine)}: {ranges_words(schedule.ranges)}.")
+        lines.append(f"Gamma by batch size, predicted for {engine_title(schedule.engine)}: {ranges_words(schedule.ranges)}.")
     return lines
 
 
 def _load_words(run: Run, item: Candidate, load: LoadReport, who: str) -> str:
-    where = f"in {engine_name(load.engine)} {load.engine_version}".rstrip()
+    where = f"in {engine_title(load.engine)} {load.engine_version}".rstrip()
     alpha = item.score.alpha
     if not load.synthetic:
         start = f"{who}under load {where}, with the draft's own acceptance"
@@ -227,6 +227,12 @@ def _draft_words(lead: Candidate, gamma: int) -> str:
     return f"Draft: rank {lead.rank}, {score.architecture.label()}, {millions(score.parameters)} parameters, gamma {gamma}."
 
 
+def _proves_shapes(run: Run) -> bool:
+    """Whether the run's engine can time a draft that has no weights, beside a target that has none."""
+    facts = ENGINES.get(str(run.arguments.get("engine")))
+    return facts is not None and facts.synthesises and facts.dummy_weights
+
+
 def _next(run: Run, lead: Candidate, pays: bool) -> list[tuple[str, str]]:
     path, rank = shell_path(run.path), f"--rank {lead.rank}"
     train = f"archsearch train {path} {rank} --budget 30m"
@@ -236,7 +242,7 @@ def _next(run: Run, lead: Candidate, pays: bool) -> list[tuple[str, str]]:
     if not lead.trained:
         device = run.info["device"].get("key", "the device")
         steps = []
-        if str(run.arguments.get("engine")) == "vllm" and not lead.loads and pays:
+        if _proves_shapes(run) and not lead.loads and pays:
             steps.append(("Prove the shape before training it: its real cycle, at the predicted alpha", f"{confirm} --synthetic"))
         steps += [(f"Give the draft weights, distilled from the target (needs the target's weights; on {device})", train)]
         return steps + ([("Then measure it in the engine", confirm), then_export] if pays else [])

@@ -24,14 +24,6 @@ SOURCES: Final = {
 MANTISSA_BITS: Final = {"bfloat16": 7, "float16": 10, "float32": 23}
 
 
-ENGINE_NAMES: Final = {"vllm": "vLLM", "openvino": "OpenVINO"}
-
-
-def engine_name(name: str) -> str:
-    """An engine as its makers write it."""
-    return ENGINE_NAMES.get(name, name)
-
-
 def slowdown_words(slowdown: float | None) -> str:
     """What was done to measured times before their part in an error was worked out; "" where nothing was."""
     if slowdown is None or abs(slowdown - 1.0) < 0.005:

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, GenerationResult, Sampling
 from archsearch.engines.environments import find_python
-from archsearch.engines.registry import IN_PROCESS, make_engine
+from archsearch.engines.registry import make_engine
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft, save_draft
 
@@ -72,7 +73,7 @@ class Subject:
 
     @property
     def in_process(self) -> bool:
-        return self.name in IN_PROCESS
+        return engine_facts(self.name).in_process
 
     def start(
         self, draft: str | None, gamma: int, *, synthetic: Sequence[float] = (), schedule: Sequence[tuple[int, int, int]] = ()
@@ -94,7 +95,7 @@ class Subject:
 @pytest.fixture(scope="module", params=ENGINES)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     name, python = request.param, None
-    if name not in IN_PROCESS:
+    if not engine_facts(name).in_process:
         try:
             python = find_python(name)
         except ArchsearchError as error:
@@ -102,7 +103,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     settings = EngineSettings(dtype="float32", concurrency=TOGETHER, max_len=512, threads=1, python=python)
     sources: dict[str, Any] = {key: model(key) for key in SHAPES}
     patch = pytest.MonkeyPatch()
-    if name not in IN_PROCESS:
+    if not engine_facts(name).in_process:
         root = tmp_path_factory.mktemp("models")
         patch.setenv("ARCHSEARCH_CACHE", str(root / "cache"))
         for key, module in sources.items():

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from archsearch.cli import main
-from archsearch.cli.engine import NAMES
+from archsearch.engine_facts import ENGINES, EngineFacts, engines_that, has_recipe
 from archsearch.engines import environments
-from archsearch.engines.environments import MARKER, RECIPES, Recipe, check, find_python, install, installed, overview, remove
+from archsearch.engines.environments import MARKER, Recipe, check, find_python, install, installed, overview, remove
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
 TINY = Recipe(
@@ -29,8 +29,8 @@ TINY = Recipe(
 
 @pytest.fixture(autouse=True)
 def tiny_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RECIPES, "tiny", TINY)
-    for name in RECIPES:
+    monkeypatch.setitem(ENGINES, "tiny", EngineFacts(name="tiny", title="Tiny", make="x:y", recipe=f"{__name__}:TINY"))
+    for name in engines_that(has_recipe):
         monkeypatch.delenv(f"ARCHSEARCH_{name.upper()}_PYTHON", raising=False)
 
 
@@ -183,7 +183,9 @@ def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> Non
     script(python, slow.removeprefix("#!/bin/sh\n"))
     code = (
         "import sys; from pathlib import Path; from archsearch.engines import environments as e; "
-        "e.RECIPES['tiny'] = e.Recipe('Tiny', 'tinyengine', {'cpu': ('x',), 'gpu': ('x',)}, '1', '1', (11, 20), '9', "
+        "from archsearch.engine_facts import ENGINES, EngineFacts; "
+        "ENGINES['tiny'] = EngineFacts(name='tiny', title='Tiny', make='x:y', recipe='__main__:TINY'); "
+        "TINY = e.Recipe('Tiny', 'tinyengine', {'cpu': ('x',), 'gpu': ('x',)}, '1', '1', (11, 20), '9', "
         "{'cpu': 1, 'gpu': 1}); e.install('tiny', python=Path(sys.argv[1]), device='gpu')"
     )
     archsearch = subprocess.Popen([sys.executable, "-c", code, str(python)], cwd=Path(environments.__file__).parents[2])
@@ -246,12 +248,12 @@ def test_a_failing_pip_is_one_line_and_leaves_no_environment(tmp_path: Path) -> 
 
 def test_what_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = fake_python(tmp_path / "python", "1.2.0")
-    monkeypatch.setitem(RECIPES, "tiny", replace(TINY, pythons=(12, 13)))
+    monkeypatch.setattr(sys.modules[__name__], "TINY", replace(TINY, pythons=(12, 13)))
     with pytest.raises(ArchsearchError, match="needs Python 3.12 to 3.13, .* is 3.11; name another with --python"):
         install("tiny", python=python, device="cpu")
     with pytest.raises(ArchsearchError, match="does not run as a Python"):
         install("tiny", python=script(tmp_path / "cat", "echo meow"), device="cpu")
-    monkeypatch.setitem(RECIPES, "tiny", replace(TINY, bytes={"cpu": 10**18, "gpu": 10**18}))
+    monkeypatch.setattr(sys.modules[__name__], "TINY", replace(TINY, pythons=(11, 20), bytes={"cpu": 10**18, "gpu": 10**18}))
     with pytest.raises(ArchsearchError, match="GB are free; free space or set ARCHSEARCH_CACHE"):
         install("tiny", python=python, device="cpu")
     assert not (tmp_path / "cache/engines/tiny").exists()
@@ -274,7 +276,6 @@ def test_a_second_install_at_the_same_time_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(NAMES) == set(RECIPES) - {"tiny"}
     monkeypatch.setattr(environments, "visible_gpus", lambda: [])
     listed = json.loads(CliRunner().invoke(main, ["engine", "list", "--json"]).stdout.splitlines()[-1])["engines"]
     assert [(row["engine"], row["installed"]) for row in listed[:3]] == [
@@ -284,7 +285,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing.exit_code == 2 and "run: archsearch engine install vllm" in missing.stderr
     assert CliRunner().invoke(main, ["engine", "remove", "openvino"]).exit_code == 2
     old = fake_python(tmp_path / "python", "0.33.0")
-    monkeypatch.setitem(RECIPES, "vllm", replace(RECIPES["vllm"], module="tinyengine"))
+    monkeypatch.setattr(environments, "VLLM", replace(environments.VLLM, module="tinyengine"))
     checked = CliRunner().invoke(main, ["engine", "check", "vllm", "--engine-python", str(old), "--json"])
     assert checked.exit_code == 0 and "Warning: vLLM 0.33.0 is not the tested version" in checked.stderr
     assert json.loads(checked.stdout.splitlines()[-1])["version"] == "0.33.0"

@@ -10,9 +10,10 @@ import pytest
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
+from archsearch.engine_facts import ENGINES, engine_facts
 from archsearch.hardware.device import load_device
 from archsearch.latency import composed
-from archsearch.latency.composed import Part, constants, engine_costs
+from archsearch.latency.composed import Part, constants
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape
@@ -153,7 +154,7 @@ def test_float16_runs_on_bfloat16_rows_and_float8_only_in_its_gemms(build: Calla
 def test_what_an_engine_adds_on_the_host(build: Callable[..., LatencyModel], engine: str | None) -> None:
     model, plain = build(engine=engine), build()
     workload = Workload(32, 99, 2, mode="graph")
-    costs = engine_costs(engine)
+    costs = engine_facts(engine).host
     extra = costs.step_s + 32 * costs.sequence_s if costs else 0.0
     assert (extra > 0) == (engine == "vllm")
     assert model.decode_s(TINY, workload).value == pytest.approx(plain.decode_s(TINY, workload).value + extra)
@@ -170,8 +171,8 @@ def test_the_summary_says_that_it_is_composed(build: Callable[..., LatencyModel]
 
 def test_every_constant_names_its_source() -> None:
     known = constants()
-    for part in (known["eager"], *known["engines"].values()):
-        assert len(part["source"]) > 40
+    assert len(known["eager"]["source"]) > 40
+    assert all(len(row.host.source) > 40 for row in ENGINES.values() if row.host is not None)
     assert all(len(known["graph"][f"{name}_source"]) > 40 for name in ("pass", "layer", "sync", "relative_std"))
 
 

@@ -11,10 +11,10 @@ from archsearch import pipeline
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.ops import check_shards
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
-from archsearch.latency.serving import draft_ranks
 from archsearch.pipeline.estimate import EstimateRequest
 from archsearch.pipeline.session import memory_limits
 from archsearch.profiles import Profile, find_profile
@@ -46,14 +46,14 @@ def answer(case: tuple[str, str, int, str, int]) -> str:
     target = catalogue.load(target_name).architecture
     workload = Workload(batch, 256, ranks, "bfloat16", "graph")
     try:
-        space = load_space_once(space_name).served(draft_ranks(engine, workload), 352)
+        space = load_space_once(space_name).served(engine_facts(engine).draft_ranks(workload.tensor_parallel), 352)
         limits = memory_limits(space, target, workload, Device.from_dict(h200().device))
         scorer = Scorer(target, workload, model(engine), PriorAcceptance(), limits=limits)
         best = search(space, scorer, trials=6).best[0]
     except ArchsearchError as error:
         assert "\n" not in str(error)
         return str(error)
-    check_shards(best.architecture, draft_ranks(engine, workload))
+    check_shards(best.architecture, engine_facts(engine).draft_ranks(workload.tensor_parallel))
     assert best.speedup.value > 0
     return ""
 

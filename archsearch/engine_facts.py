@@ -1,0 +1,204 @@
+"""What archsearch knows of each engine: one row, asked by every room. The code that runs or exports for it is named by path.
+
+A fact is here, and not in the engine's class, where it is needed without loading the engine: to price a draft in it, to refuse
+an option, to name it in a report. Rows hold for the version that they name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import check_shards
+from archsearch.errors import ArchsearchError, InvalidShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """What an engine's scheduler adds on the host to a step, where a GPU does not hide it: `step_s` + `sequence_s` per sequence,
+    with the `relative_std` of the sum. `source`: where the numbers come from (`decode_steps.py` is in benchmarks/)."""
+
+    step_s: float
+    sequence_s: float
+    relative_std: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """One engine. Paths are `module:name`, loaded by `load` when they are needed."""
+
+    name: str  # as --engine and --for take it
+    title: str  # as its makers write it
+    version: str = ""  # that the facts were checked with
+
+    # -- running it
+    make: str = ""  # path of (EngineSettings, tokenizer) -> Engine; "" where archsearch does not run it
+    recipe: str = ""  # path of the Recipe of its environment; "" where it needs none
+    in_process: bool = False  # runs in archsearch's own process, on loaded modules and the kernels that a profile times
+    server: bool = False  # a running server of it can be measured: --server-url
+    batches: bool = False  # runs several requests at once
+    synthesises: bool = False  # accepts draft tokens by chance when told to
+    schedules: bool = False  # takes gamma by batch size
+    dummy_weights: bool = False  # makes up weights for folders that hold a config.json only
+
+    # -- how it runs a draft
+    trimmed_head: bool = False  # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
+    sharded_draft: bool = False  # shards the draft as it shards the target; else the draft runs on one device
+    idle_pass: bool = False  # runs a pass of the draft even where a schedule says gamma 0
+    host: HostCosts | None = None  # on a GPU under CUDA graphs; None where it is not known
+
+    # -- exporting for it
+    export: str = ""  # path of (Setup) -> Serving, the command and files that make it use a draft
+    draft_folder: bool = False  # loads the draft's folder itself: nothing but the model card tells how
+    gguf: bool = False  # needs a second copy of the weights, as GGUF
+    speculative_config: bool = False  # reads vLLM's speculative_config.json
+    not_exported: str = ""  # why there is nothing to export, where one might expect it
+
+    def served_draft(self, draft: Architecture) -> Architecture:
+        """The draft as this engine computes it: with the full head where it knows no trimmed one."""
+        return draft if self.trimmed_head else draft.replace(draft_vocab_size=None)
+
+    def draft_ranks(self, tensor_parallel: int) -> int:
+        """Devices that share the draft's passes, where `tensor_parallel` of them share the target's."""
+        return tensor_parallel if self.sharded_draft else 1
+
+    def check_draft(self, draft: Architecture, tensor_parallel: int, name: str = "") -> None:
+        """Raise InvalidShapeError, with what to do, where the engine shards the draft and its heads or FFN do not divide."""
+        ranks = self.draft_ranks(tensor_parallel)
+        try:
+            check_shards(draft, ranks)
+        except InvalidShapeError as error:
+            raise InvalidShapeError(
+                f"draft {name or draft.label()} cannot run in {self.name}, which shards it over {ranks} devices: {error}; lower "
+                "--tensor-parallel, or use an engine that keeps the draft on one device"
+            ) from error
+
+
+ANY_ENGINE: Final = EngineFacts(name="", title="any engine", trimmed_head=True)
+"""Where no engine is named: a draft as archsearch itself runs it."""
+
+_ROWS: Final = (
+    EngineFacts(
+        name="transformers",
+        title="transformers",
+        version="5.20",
+        make="archsearch.engines.transformers:make",
+        in_process=True,  # generate(assistant_model=...) on the modules that were loaded here
+        synthesises=True,  # a logits processor of archsearch steers both models
+        trimmed_head=True,  # archsearch.models.drafts computes the kept rows only
+        draft_folder=True,
+    ),
+    EngineFacts(
+        name="vllm",
+        title="vLLM",
+        version="0.32.0",
+        make="archsearch.engines.vllm:make",
+        recipe="archsearch.engines.environments:VLLM",
+        server=True,  # its Prometheus counters tell rounds and acceptance
+        batches=True,  # continuous batching
+        synthesises=True,  # rejection_sample_method "synthetic" (config/speculative.py)
+        schedules=True,  # num_speculative_tokens_per_batch_size (config/speculative.py)
+        dummy_weights=True,  # load_format "dummy"
+        sharded_draft=True,  # draft_tensor_parallel_size must equal the target's (config/speculative.py)
+        idle_pass=True,  # seen in its steps: at gamma 0 the draft still reads the written token
+        host=HostCosts(
+            step_s=1.0e-4,
+            sequence_s=3.4e-5,
+            relative_std=0.3,
+            source="fitted to 6 calibration rows of vLLM 0.12, Qwen3-32B on H100, batch 8 to 128 (decode_steps.py)",
+        ),
+        export="archsearch.export.engines:vllm",
+        speculative_config=True,
+    ),
+    EngineFacts(
+        name="openvino",
+        title="OpenVINO GenAI",
+        version="2026.4.1.0",
+        make="archsearch.engines.openvino:make",
+        recipe="archsearch.engines.environments:OPENVINO",
+        batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
+    ),
+    EngineFacts(
+        name="sglang",
+        title="SGLang",
+        version="0.5.1",
+        host=HostCosts(
+            step_s=1.0e-4,
+            sequence_s=1.7e-5,
+            relative_std=0.4,
+            source="fitted to 9 calibration rows of SGLang 0.5.1, Qwen3-32B on H100, batch 16 to 128 (decode_steps.py)",
+        ),
+        export="archsearch.export.engines:sglang",
+    ),
+    EngineFacts(
+        name="tensorrt-llm",
+        title="TensorRT-LLM",
+        version="1.0",
+        host=HostCosts(
+            step_s=0.0,
+            sequence_s=8.0e-7,
+            relative_std=1.0,
+            source="17 calibration rows of TensorRT-LLM 1.0, Llama-3.1-8B on H100, show next to none; it runs behind the device",
+        ),
+        export="archsearch.export.engines:tensorrt_llm",
+    ),
+    EngineFacts(
+        name="llama.cpp",
+        title="llama.cpp",
+        export="archsearch.export.engines:llama_cpp",
+        gguf=True,
+    ),
+    EngineFacts(
+        name="speculators",
+        title="speculators",
+        version="0.7",
+        not_exported=(  # src/speculators/models
+            "speculators (0.7) describes eagle3, peagle, dflash, dspark and mtp heads, not independent draft models; "
+            "vLLM loads this draft without it: use --for vllm"
+        ),
+    ),
+)
+
+ENGINES: Final[dict[str, EngineFacts]] = {row.name: row for row in _ROWS}
+"""The engines by name. A new engine is one row here, and the code that its paths name."""
+
+
+def engine_facts(name: str | None) -> EngineFacts:
+    """The row of the engine `name`; ANY_ENGINE for None. Raises ArchsearchError, with the names there are, for an unknown one."""
+    if name is None:
+        return ANY_ENGINE
+    if name not in ENGINES:
+        raise ArchsearchError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}")
+    return ENGINES[name]
+
+
+def runnable_engine(name: str) -> EngineFacts:
+    """The row of an engine that archsearch runs. Raises ArchsearchError, with the names there are, for any other."""
+    if name not in ENGINES or not ENGINES[name].make:
+        raise ArchsearchError(f"unknown engine {name!r}; choose one of {', '.join(engines_that(lambda row: True))}")
+    return ENGINES[name]
+
+
+def engines_that(can: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
+    """Names of the engines that archsearch runs and that `can`."""
+    return tuple(name for name, row in ENGINES.items() if row.make and can(row))
+
+
+def has_recipe(row: EngineFacts) -> bool:
+    """Whether the engine runs in an environment of its own, which archsearch can make."""
+    return bool(row.recipe)
+
+
+def engine_title(name: str) -> str:
+    """An engine as its makers write it; the name itself where it is unknown (a file that another version wrote)."""
+    return ENGINES[name].title if name in ENGINES else name
+
+
+def load(path: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,84 @@
+"""What is known of the engines: who can do what, how each runs a draft, and that nothing else need be told of a new one."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import (
+    ENGINES,
+    EngineFacts,
+    engine_facts,
+    engine_title,
+    engines_that,
+    has_recipe,
+    load,
+    runnable_engine,
+)
+from archsearch.engines.engine import EngineSettings
+from archsearch.errors import ArchsearchError
+from archsearch.hardware.identify import resolve_device
+from archsearch.latency.roofline import RooflineLatency
+from archsearch.workload import Workload
+
+DRAFT = Architecture(256, 512, 2, 4, 4, 64, 32000, draft_vocab_size=8000)
+
+
+@pytest.mark.parametrize(("engine", "rows"), [(None, 8000), ("transformers", 8000), ("vllm", 32000), ("openvino", 32000)])
+def test_only_some_engines_know_a_trimmed_head(engine: str | None, rows: int) -> None:
+    assert engine_facts(engine).served_draft(DRAFT).head_rows == rows
+
+
+def test_who_shares_the_draft() -> None:
+    assert engine_facts("vllm").draft_ranks(4) == 4
+    assert engine_facts("openvino").draft_ranks(4) == engine_facts(None).draft_ranks(4) == 1
+
+
+def test_only_vllm_runs_an_idle_draft() -> None:
+    device, workload = resolve_device("a100"), Workload(batch_size=8)
+    names = engines_that(lambda row: True)
+    costs = {name: RooflineLatency(device, "bfloat16", "graph", name) for name in names}
+    idle = {name: latency.idle_draft_s(DRAFT, workload).value for name, latency in costs.items()}
+    assert idle["transformers"] == idle["openvino"] == 0 < idle["vllm"] < costs["vllm"].draft_s(DRAFT, workload, 2).value
+
+
+def test_what_archsearch_runs_and_what_each_can() -> None:
+    assert engines_that(lambda row: True) == ("transformers", "vllm", "openvino")
+    assert engines_that(has_recipe) == ("vllm", "openvino")
+    assert engines_that(lambda row: row.batches) == ("vllm", "openvino")
+    assert engines_that(lambda row: row.synthesises) == ("transformers", "vllm")
+    assert engines_that(lambda row: row.schedules) == engines_that(lambda row: row.dummy_weights) == ("vllm",)
+
+
+@pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
+def test_a_row_is_whole(row: EngineFacts) -> None:
+    for name in ("make", "recipe", "export"):
+        path = getattr(row, name)
+        assert not path or load(path) is not None
+    assert not row.in_process or not row.recipe
+    assert row.make or not any((row.recipe, row.in_process, row.server, row.batches, row.synthesises, row.schedules))
+    assert sum(map(bool, (row.export, row.draft_folder, row.not_exported))) <= 1
+    assert row.version or row.name == "llama.cpp", "say which version the facts hold for"
+    assert {field.name for field in fields(row)} >= {"host", "idle_pass"}
+
+
+def test_an_engine_that_runs_says_what_its_row_says() -> None:
+    for name in ("transformers", "vllm", "openvino"):
+        engine, row = load(ENGINES[name].make)(EngineSettings(), None), ENGINES[name]
+        assert (engine.name, engine.concurrent, engine.synthesises, engine.schedules) == (
+            name,
+            row.batches,
+            row.synthesises,
+            row.schedules,
+        )
+
+
+def test_unknown_engines() -> None:
+    with pytest.raises(ArchsearchError, match="unknown engine 'ollama'; choose one of transformers, vllm, openvino, sglang"):
+        engine_facts("ollama")
+    for name in ("ollama", "sglang"):
+        with pytest.raises(ArchsearchError, match=f"unknown engine {name!r}; choose one of transformers, vllm, openvino$"):
+            runnable_engine(name)
+    assert engine_title("vllm") == "vLLM" and engine_title("ollama") == "ollama"
