@@ -185,7 +185,7 @@ def load_text(result: dict[str, Any], run: Path, rank: int) -> str:
     if "schedule" in result:
         lines.append(f"Schedule (first batch size, last, gamma): {', '.join(map(str, result['schedule']['ranges']))}.")
         for row in result["schedule"]["verdict"]:
-            verdict = "at least as good" if row["holds"] else "WORSE"
+            verdict = f"not shown to be worse (it may lose up to {row['margin']:.2f}x unseen)" if row["holds"] else "WORSE"
             other = "always off" if row["best_other"] == "off" else f"fixed {row['best_other']}"
             lines.append(
                 f"  {row['concurrency']} in flight: schedule {plus_minus(row['speedup'])} (gamma {row['gamma']}), best other "

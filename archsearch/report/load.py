@@ -155,11 +155,11 @@ def _schedule_part(load: LoadReport) -> str:
             for row in load.verdict
         ]  # fmt: skip
         header = ("in flight", "gamma of the schedule", "speed-up, schedule", "best other", "speed-up, best other",
-                  "at least as good")  # fmt: skip
+                  "not shown to be worse")  # fmt: skip
         parts += [
             html_table(header, rows),
-            html_note("Best other: the fastest of off (1.0) and every fixed gamma that was run. At least as good: not slower by "
-                      "more than two standard deviations of the difference."),
+            html_note("Best other: the fastest of off (1.0) and every fixed gamma that was run. Not shown to be worse: not "
+                      "slower by more than two standard deviations of the difference; a smaller loss would not be seen."),
         ]  # fmt: skip
     return "\n".join(parts)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from archsearch.engines.engine import EnginePrompt, EngineStep, Sampling
 from archsearch.engines.measure.under_load import (
+    LoadResult,
     Variant,
     full_steps,
     measure_load,
@@ -14,6 +17,7 @@ from archsearch.engines.measure.under_load import (
     schedule_verdict,
 )
 from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.estimate import Estimate
 from tests.doubles.made_up_engine import MadeUpEngine
 
 PROMPTS = [EnginePrompt(f"p{i}", tuple(range(50))) for i in range(8)]
@@ -147,6 +151,20 @@ def test_a_schedule_beats_off_and_every_fixed_gamma() -> None:
     results = measure_load(lambda variant: MadeUpEngine(), "t", [*variants[:2], wrong], PROMPTS, [1, 32], SAMPLING, repeats=7)
     verdict = schedule_verdict(results, "schedule", ["gamma 1", "gamma 3"], [1, 32])
     assert not verdict[0]["holds"] and verdict[0]["best_other"] == "gamma 3"
+
+
+def test_a_schedule_that_is_not_shown_to_be_worse_may_be_worse_within_a_stated_margin() -> None:
+    def result(value: float) -> LoadResult:
+        speedup = Estimate(value, 0.0, "measured")
+        return replace(template, speedup=speedup)
+
+    template = next(
+        iter(measure_load(lambda variant: MadeUpEngine(), "t", [Variant("x", "d", 1)], PROMPTS, [1], SAMPLING).values())
+    )
+    for lost, holds in ((0.07, True), (0.09, False)):
+        results = {("schedule", 1): result(2.0 * (1.0 - lost)), ("gamma 1", 1): result(2.0)}
+        row = schedule_verdict(results, "schedule", ["gamma 1"], [1])[0]
+        assert row["holds"] is holds and 0.07 < row["margin"] / 2.0 < 0.09
 
 
 def test_ranges_out_of_points() -> None:
