@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import IO, Any, Final, Literal
@@ -264,6 +265,14 @@ def remove(engine: str) -> int:
     return size
 
 
+def _distribution_version(package: str) -> str | None:
+    """Of a package of archsearch's own environment; None where it is none (an engine that is not named as its package)."""
+    try:
+        return distribution_version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def overview() -> list[dict[str, Any]]:
     """Every engine and whether it is there, without running anything: `engine`, `installed`, `version`, `where`, `bytes`,
     `device`, `note`. transformers is part of archsearch's own environment."""
@@ -271,7 +280,7 @@ def overview() -> list[dict[str, Any]]:
         {
             "engine": engine,
             "installed": True,
-            "version": distribution_version(engine),
+            "version": _distribution_version(engine),
             "where": sys.executable,
             "bytes": None,
             "device": None,
