@@ -21,15 +21,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.paths import data_dir
 from archsearch.threads import DEFAULT, waiting_policy
 
 SCHEMA_VERSION: Final = 1
-KINDS: Final = ("gemm", "attention", "elementwise", "all_reduce", "layer", "forward", "engine", "pass", "rest")
-"""`engine`: what an engine adds to the passes of this profile; `pass`, `rest`: passes as an engine itself timed them, and what
-its steps take beside them."""
+WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest")
+"""Kinds of rows beside those of single ops (OP_KINDS). `engine`: what an engine adds to the passes of this profile; `pass`,
+`rest`: passes as an engine itself timed them, and what its steps take beside them."""
 
 DIFFERENCE_KINDS: Final = ("engine", "rest")
 """Kinds whose times are differences of timings: noise may take one below zero, and cutting it off there would bias the rest."""
@@ -135,7 +136,7 @@ class Measurement:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         times = tuple(float(t) for t in data["times_s"])
-        if data["kind"] not in KINDS:
+        if data["kind"] not in WHOLE_KINDS and data["kind"] not in OP_KINDS:
             raise ValueError(f"unknown kind {data['kind']!r}")
         if data["cache"] not in CACHE_STATES:
             raise ValueError(f"unknown cache state {data['cache']!r}")

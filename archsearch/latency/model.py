@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.ops import AllReduce, Elementwise, Gemm, head_ops, layer_ops
+from archsearch.architecture.ops import Elementwise, Gemm, head_ops, layer_ops
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
@@ -107,7 +107,7 @@ class LatencyModel:
             for window in set(windows):
                 layers = windows.count(window)
                 for op in layer_ops(arch, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused):
-                    group = "elementwise" if isinstance(op, (Elementwise, AllReduce)) else op.kind
+                    group = op.kind if op.kind in ("gemm", "attention") else "elementwise"
                     sums[group] += layers * self.ops.op_s(op, cold)[0]
             both.append(np.array([sums[name] for name in GROUPS]))
         if len(self._parts) > 200_000:

@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
 from archsearch.errors import MissingDataError
 from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
@@ -30,10 +31,12 @@ Array = NDArray[np.float64]
 Answer = tuple[float, float]
 """seconds, relative std"""
 
-MIN_ROWS: Final = {"gemm": 12, "attention": 6, "elementwise": 6}
+LINES: Final = ("elementwise", "all_reduce")
+"""Kinds that are lines in their size, and so need no table."""
 MEASURED_STD: Final = {"gemm": 0.03, "attention": 0.03, "elementwise": 0.05, "all_reduce": 0.05}
 """Relative std of a row of one time (imported tables) whose profile does not say: two vLLM and TRT-LLM campaigns on the same GPU
 and GEMM lie 2 to 4 % apart (median)."""
+OTHER_STD: Final = 0.05
 STAND_IN_STD: Final = 0.01  # float16 asked, bfloat16 measured: the same kernels at the same speed
 
 BANDWIDTH_SHARE: Final = 0.8  # of the datasheet's, where nothing was measured
@@ -62,31 +65,6 @@ PCIE_BYTES_PER_S: Final = 16e9  # no link known: PCIe 4 x8
 # -- CPU: smooth tables ----------------------------------------------------------------------------------------------------------
 
 
-def gemm_inputs(op: Gemm) -> Array:
-    """Where a CPU GEMM lies among the others: log sizes, the token count twice as far apart."""
-    return np.array([2.0 * math.log(op.m), math.log(op.n), math.log(op.k)])
-
-
-def attention_inputs(op: Attention) -> Array:
-    """Where a CPU attention lies among the others: log sizes."""
-    return np.array(
-        [
-            math.log(op.tokens),
-            math.log(op.keys()),
-            math.log(op.q_heads * op.batch),
-            math.log(op.kv_heads * op.batch),
-            math.log(op.head_dim),
-        ]
-    )
-
-
-def _bytes_features(op: Gemm | Attention) -> list[float]:
-    """What the base of an op is linear in: 1, memory traffic (elements), arithmetic."""
-    if isinstance(op, Gemm):
-        return [1.0, float(op.weight_elements()), float(op.m * (op.n + op.k))]
-    return [1.0, float(op.kv_elements()), float(op.batch * op.tokens * op.q_heads * op.keys())]
-
-
 @dataclass(frozen=True)
 class OpTable:
     """The model of one op kind in one cache state on a CPU."""
@@ -95,20 +73,22 @@ class OpTable:
     residual: Residual
 
     @classmethod
-    def fit(cls, ops: Sequence[Gemm | Attention], times_s: Array) -> OpTable:
-        features = np.array([_bytes_features(op) for op in ops])
+    def fit(cls, ops: Sequence[Op], times_s: Array) -> OpTable:
+        kind = OP_KINDS[ops[0].kind]
+        features = np.array([kind.base(op) for op in ops])  # [rows, columns]
         coefficients = nonnegative_fit(features, times_s)
         base = features @ coefficients
-        inputs = np.array([gemm_inputs(op) if isinstance(op, Gemm) else attention_inputs(op) for op in ops])
+        inputs = np.array([kind.place(op) for op in ops])  # [rows, log sizes]
         return cls(coefficients, Residual.fit(inputs, np.log(times_s / base), bounds=(0.3, 12.0)))
 
-    def predict(self, op: Gemm | Attention) -> Answer:
+    def predict(self, op: Op) -> Answer:
         """Seconds and relative std."""
-        base = float(np.dot(self.coefficients, _bytes_features(op)))
-        mean, std = self.residual.predict(gemm_inputs(op) if isinstance(op, Gemm) else attention_inputs(op))
+        kind = OP_KINDS[op.kind]
+        base = float(np.dot(self.coefficients, kind.base(op)))
+        mean, std = self.residual.predict(np.array(kind.place(op)))
         return base * math.exp(mean), std
 
-    def predict_all(self, ops: Sequence[Gemm | Attention]) -> tuple[Array, Array]:
+    def predict_all(self, ops: Sequence[Op]) -> tuple[Array, Array]:
         """Seconds and relative stds."""
         both = np.array([self.predict(op) for op in ops])
         return both[:, 0], both[:, 1]
@@ -178,7 +158,14 @@ def gpu_attention_sizes(ops: Sequence[Attention], multiprocessors: int) -> tuple
     return features, place
 
 
+def gpu_plain_sizes(ops: Sequence[Op], multiprocessors: int) -> tuple[Array, Array]:
+    """Base [ops, columns] and place [ops, log sizes] of a kind of which nothing is known beside its row of OP_KINDS."""
+    kind = OP_KINDS[ops[0].kind]
+    return np.array([kind.base(op) for op in ops]), np.array([kind.place(op) for op in ops])
+
+
 Sizes = Callable[[Any, int], tuple[Array, Array]]
+GPU_SIZES: Final[dict[str, Sizes]] = {"gemm": gpu_gemm_sizes, "attention": gpu_attention_sizes}
 
 
 @dataclass(frozen=True)
@@ -229,14 +216,13 @@ def steady(rows: list[Measurement]) -> list[Measurement]:
 
 def op_of(row: Measurement) -> Any:
     """The op that a row of a single op measured."""
-    sizes = row.sizes()
-    return {"gemm": Gemm, "attention": Attention, "elementwise": Elementwise, "all_reduce": AllReduce}[row.kind](**sizes)
+    return OP_KINDS[row.kind].op(**row.sizes())
 
 
-def _regime(op: Gemm | Attention) -> str:
+def _regime(op: Op) -> str:
     """Which table of a GPU prices the op: attention of one token, of some against a cache and of a whole prompt are different."""
-    if isinstance(op, Gemm):
-        return "gemm"
+    if not isinstance(op, Attention):
+        return op.kind
     if not op.context:
         return "prefill"
     return "decode" if op.tokens == 1 else "verify"
@@ -268,8 +254,9 @@ class OpModel:
         self._tables: dict[tuple[str, str], OpTable | GpuTable] = {}
         self._measured: dict[tuple[Op, bool], Answer] = {}
         self._seen: dict[tuple[Op, bool], Answer] = {}
-        for kind in ("gemm", "attention"):
-            self._fit_tables(kind, like)
+        for kind in OP_KINDS:
+            if kind not in LINES:
+                self._fit_tables(kind, like)
         self._elementwise = self._fit_elementwise()
         self._reduced = self._all_reduce_rows()
         self._require()
@@ -299,21 +286,21 @@ class OpModel:
         """How far a repeat of the row would lie from it."""
         if len(row.times_s) > 1 or not self._gpu:
             return max(row.relative_std, 0.01)
-        return float(self._row_std.get(row.kind, MEASURED_STD[row.kind]))
+        return float(self._row_std.get(row.kind, MEASURED_STD.get(row.kind, OTHER_STD)))
 
     def _fit_tables(self, kind: str, like: OpModel | None) -> None:
         warm, cold = ({op_of(row): row for row in self._rows(kind, cache)} for cache in ("warm", "cold"))
         if self._gpu or not cold:  # what was measured in one state only answers for both
             both = warm.keys() & cold.keys()
             cold = warm | cold
-            warm = warm if len(both) >= MIN_ROWS[kind] else {}
+            warm = warm if len(both) >= OP_KINDS[kind].min_rows else {}
         for cache, rows in (("cold", cold), ("warm", warm)):
             regimes: dict[str, list[Any]] = {}
             for op in rows:
                 regimes.setdefault(_regime(op) if self._gpu else kind, []).append(op)
             for regime, ops in regimes.items():
                 table = None
-                if len(ops) >= MIN_ROWS[kind]:
+                if len(ops) >= OP_KINDS[kind].min_rows:
                     known = like._tables.get((regime, cache)) if like else None
                     table = self._fit_table(ops, np.array([rows[op].median_s for op in ops]), known)
                     self._tables[regime, cache] = table
@@ -329,7 +316,7 @@ class OpModel:
         return GpuTable.fit(
             ops,
             times_s,
-            sizes=gpu_gemm_sizes if isinstance(ops[0], Gemm) else gpu_attention_sizes,
+            sizes=GPU_SIZES.get(ops[0].kind, gpu_plain_sizes),
             multiprocessors=self._device.get("multiprocessors") or 128,
             like=known if isinstance(known, GpuTable) else None,
         )
@@ -385,7 +372,7 @@ class OpModel:
     def prepare(self, ops: Iterable[Op], cold: bool) -> None:
         """Price many ops at once; `op_s` then answers from memory."""
         wanted = [op for op in dict.fromkeys(ops) if (op, cold) not in self._seen]
-        tables: list[Gemm | Attention] = []
+        tables: list[Op] = []
         for op in wanted:
             known = self._measured.get((op, cold)) or (self._measured.get((op, not cold)) if self._one_state(op) else None)
             if isinstance(op, Elementwise):
@@ -397,10 +384,11 @@ class OpModel:
             else:
                 tables.append(op)
         if self._gpu:
-            for regime in ("gemm", "decode", "verify", "prefill"):
-                group = [op for op in tables if _regime(op) == regime]
-                if group:
-                    self._seen.update(zip(((op, cold) for op in group), self._gpu_s(regime, group, cold), strict=True))
+            groups: dict[str, list[Op]] = {}
+            for op in tables:
+                groups.setdefault(_regime(op), []).append(op)
+            for regime, group in groups.items():
+                self._seen.update(zip(((op, cold) for op in group), self._gpu_s(regime, group, cold), strict=True))
         else:
             for op in tables:
                 self._seen[op, cold] = self._cpu_s(op, cold)
@@ -420,10 +408,12 @@ class OpModel:
 
     def _one_state(self, op: Op) -> bool:
         """Whether rows of this kind of op tell nothing about warm against cold."""
-        return self._gpu and isinstance(op, (Gemm, Attention)) and (_regime(op), "warm") not in self._tables
+        return self._gpu and op.kind not in LINES and (_regime(op), "warm") not in self._tables
 
-    def _cpu_s(self, op: Gemm | Attention, cold: bool) -> Answer:
-        table = self._tables[op.kind, "cold"]
+    def _cpu_s(self, op: Op, cold: bool) -> Answer:
+        table = self._tables.get((op.kind, "cold"))
+        if table is None:
+            raise MissingDataError(f"the profile has too few {op.kind} rows to price {op}; measure more of them")
         seconds, std = self._measured.get((op, True)) or table.predict(op)
         warm = self._tables.get((op.kind, "warm"))
         if not cold and warm is not None:
@@ -439,6 +429,8 @@ class OpModel:
     def _gpu_s(self, regime: str, ops: Sequence[Any], cold: bool) -> list[Answer]:
         """Seconds and stds of ops of one regime that were not measured."""
         table = self._tables.get((regime, "cold"))
+        if table is None and regime not in ("verify", "prefill"):
+            raise MissingDataError(f"the profile has too few {regime} rows to price {ops[0]}; measure more of them")
         if table is None:
             return [self._attention_s(op, cold) for op in ops]
         seconds, stds = table.predict_all(ops)

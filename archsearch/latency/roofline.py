@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, forward_ops
+from archsearch.architecture.op_kinds import OP_KINDS
+from archsearch.architecture.ops import AllReduce, Op, forward_ops
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
@@ -41,16 +42,11 @@ class RooflineLatency:
 
     def op_s(self, op: Op) -> float:
         """Seconds of one op on the device."""
-        if isinstance(op, Gemm):
-            elements, flops = op.weight_elements() + op.m * (op.n + op.k), op.flops()
-        elif isinstance(op, Attention):
-            elements, flops = op.kv_elements() + 2 * op.batch * op.tokens * op.q_heads * op.head_dim, op.flops()
-        elif isinstance(op, AllReduce):
+        if isinstance(op, AllReduce):
             link = self.device.link_bytes_per_s or 16e9  # no link known: PCIe 4 x8
             return 2 * (op.ranks - 1) / op.ranks * op.elements * self.dtype_bytes / link + 5e-6
-        else:
-            elements, flops = 3 * op.elements, 5 * op.elements
-        return max(elements * self.dtype_bytes / self._bandwidth, flops / self._flops) + KERNEL_S
+        kind = OP_KINDS[op.kind]
+        return max(kind.elements(op) * self.dtype_bytes / self._bandwidth, kind.flops(op) / self._flops) + KERNEL_S
 
     def forward_s(
         self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False

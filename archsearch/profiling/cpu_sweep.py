@@ -18,6 +18,7 @@ import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op, forward_ops, layer_ops
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
@@ -201,13 +202,10 @@ def prepare_eager(
     point: Point, pool: WeightPool, cold_bytes: int, flush: kernels.Run, model_cache: dict[Architecture, Any]
 ) -> Prepared:
     """`point` as transformers runs it, on the pool's device. `model_cache` keeps the last whole model."""
-    size = cold_bytes if point.cache == "cold" else kernels.WARM_BYTES
-    if isinstance(point.op, Gemm):
-        return Prepared(kernels.gemm(point.op, pool, size))
-    if isinstance(point.op, Attention):
-        return Prepared(kernels.attention(point.op, pool, size if point.cache == "cold" else 1))
-    if isinstance(point.op, Elementwise):
-        return Prepared(kernels.elementwise(point.op, pool), budget_s=0.03)
+    if point.op is not None:
+        kind = OP_KINDS[point.op.kind]
+        size = cold_bytes if point.cache == "cold" else kind.warm_bytes
+        return Prepared(kernels.eager_call(point.op, pool, size), budget_s=kind.budget_s)
     assert point.arch is not None
     if point.kind == "layer":
         stack = layers.layer_stack(

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, forward_ops, sample_op
 from archsearch.errors import MissingDataError
 from archsearch.latency.ops import OpModel
@@ -51,6 +52,7 @@ REACH: Final = 0.7
 """How far a row tells about its neighbours: the length scale, in the features below (log sizes), of the correlation assumed."""
 SEEDS: Final = {"gemm": 16, "attention": 8, "elementwise": 6}
 """Spread points before the first fit, per kind and cache state (and elementwise name; decode and verification apart)."""
+OTHER_SEEDS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -209,17 +211,10 @@ def _stack(arch: Architecture, dtype: str, batch: int, tokens: int, context: int
 
 def op_features(op: Op) -> list[float]:
     """Log sizes in which nearby ops take related times. The number of tokens counts double: kernels change with it."""
-    if isinstance(op, Gemm):
-        return [2.0 * math.log(op.m), math.log(op.n), math.log(op.k)]
+    place = OP_KINDS[op.kind].place(op)
     if isinstance(op, Attention):
-        return [
-            2.0 * math.log(op.tokens),
-            math.log(op.keys()),
-            math.log(op.q_heads * op.batch),
-            math.log(op.kv_heads * op.batch),
-            math.log(op.head_dim),
-        ]
-    return [math.log(op.elements)]
+        place[0] *= 2.0
+    return place
 
 
 def _group(need: Need) -> tuple[str, str, bool]:
@@ -236,7 +231,9 @@ def seed_points(ops: Sequence[Need], seeds: Mapping[str, int] = SEEDS) -> list[P
     for need in ops:
         groups.setdefault(_group(need), []).append(need[0])
     return [
-        point_of((op, cold)) for (kind, _, cold), members in groups.items() for op in spread(members, op_features, seeds[kind])
+        point_of((op, cold))
+        for (kind, _, cold), members in groups.items()
+        for op in spread(members, op_features, seeds.get(kind, OTHER_SEEDS))
     ]
 
 

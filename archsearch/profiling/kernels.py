@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -13,16 +14,23 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op
+from archsearch.architecture.op_kinds import OP_KINDS
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
 from archsearch.profiling.fused import Fused, attend
 from archsearch.profiling.timer import WeightPool, copies_of
 
-WARM_BYTES = 2 << 20
 GRAPH_CALLS = 32
 """Calls of one graph at least, so that its launch is a small share."""
 MAX_GRAPH_CALLS = 2048
 """And at most: copies of a weight so small that these do not exceed the L2 are launches, whose bytes take no time."""
 Run = Callable[[], object]
+
+
+def eager_call(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
+    """The call that times `op`, made by the kernel of its kind (see `OpKind.kernel`)."""
+    module, _, name = OP_KINDS[op.kind].kernel.partition(":")
+    made: Run = getattr(importlib.import_module(module), name)(op, pool, working_set_bytes)
+    return made
 
 
 def gemm(op: Gemm, pool: WeightPool, working_set_bytes: int) -> Run:
@@ -70,8 +78,8 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
     return run
 
 
-def elementwise(op: Elementwise, pool: WeightPool) -> Run:
-    """The chains of small kernels between GEMMs, on `elements` numbers."""
+def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int = 1) -> Run:
+    """The chains of small kernels between GEMMs, on `elements` numbers that the cache holds."""
     dtype = pool.flat.dtype
     x = torch.randn(1, 1, op.elements).to(pool.flat)
     y = torch.randn(1, 1, op.elements).to(pool.flat)
@@ -117,8 +125,10 @@ def graph_calls(op: Op, pool: WeightPool, working_set_bytes: int, fused: Fused) 
         calls = _attention_calls(op, pool, working_set_bytes)
     elif isinstance(op, Elementwise):
         calls = [_fused_elementwise(op, pool, fused)]
-    else:
+    elif isinstance(op, AllReduce):
         raise ValueError(f"no kernel on one device for {op}")
+    else:
+        calls = [eager_call(op, pool, working_set_bytes)]
     rounds = -(-GRAPH_CALLS // len(calls))
     return (calls * rounds)[:MAX_GRAPH_CALLS]
 
