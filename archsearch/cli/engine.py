@@ -9,7 +9,7 @@ import click
 
 from archsearch.cli.app import main
 from archsearch.cli.options import json_option
-from archsearch.cli.output import emit, table
+from archsearch.cli.output import emit
 from archsearch.engine_facts import engines_that, has_recipe
 
 engine_argument = click.argument("engine", type=click.Choice(engines_that(has_recipe)))
@@ -71,6 +71,7 @@ def list_engines(as_json: bool) -> None:
     archsearch engine list --json
     """
     from archsearch.engines.environments import overview
+    from archsearch.report.terminal.layout import table
 
     rows = overview()
     header = ("engine", "installed", "version", "size", "where", "note")

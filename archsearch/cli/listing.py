@@ -8,7 +8,7 @@ import click
 
 from archsearch.cli.app import main
 from archsearch.cli.options import json_option
-from archsearch.cli.output import emit, table
+from archsearch.cli.output import emit
 
 
 @main.command("list")
@@ -23,6 +23,7 @@ def list_command(what: str, as_json: bool) -> None:
     archsearch list devices --json     every datasheet figure with its source
     """
     from archsearch.listing import LISTINGS, device_facts
+    from archsearch.report.terminal.layout import table
 
     header, rows = LISTINGS[what]()
     text = table(rows, header) if rows else f"no {what} yet"

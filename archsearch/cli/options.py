@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from archsearch.acceptance.estimator import DOMAINS
+from archsearch.workload import WorkloadRequest, dtype_name
 
 
 def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
@@ -44,8 +47,6 @@ def alpha_choice(context: click.Context, _parameter: click.Parameter, value: str
 
 def dtype_choice(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     """A dtype's canonical name; `bf16` and other aliases are accepted."""
-    from archsearch.workload import dtype_name
-
     return None if value is None else dtype_name(value)
 
 
@@ -66,14 +67,16 @@ def absolute(_context: click.Context, _parameter: click.Parameter, value: Path |
     return None if value is None else Path(os.path.abspath(value.expanduser()))
 
 
-def engine_python_option(function: Callable[..., Any]) -> Callable[..., Any]:
+def engine_python_option(name: str = "engine_python") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--engine-python, handed to the command as `name`."""
     return click.option(
         "--engine-python",
+        name,
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="PATH",
         callback=absolute,
         help="Interpreter of the engine's own environment (default: the one `archsearch engine install` made).",
-    )(function)
+    )
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,8 +85,22 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def folded(into: str, kind: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A command gets the options that are fields of the dataclass `kind` as one argument, named `into`."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(**values: Any) -> Any:
+            taken = {field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
+            return function(**{into: kind(**taken)}, **values)
+
+        return command
+
+    return decorate
+
+
 def common(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of every command that scores: which latency, which workload."""
+    """Options of every command that scores: which latency and workload (`asked`), and `alpha` and `domain`."""
     options = [
         click.option(
             "--gpu", metavar="NAME", help="cpu, or a device of `archsearch list devices`. No GPU is needed, only its profile."
@@ -96,7 +113,13 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--batch-size", default=1, show_default=True, type=click.IntRange(min=1), metavar="N"),
         click.option(
-            "--context", default=256, show_default=True, type=click.IntRange(min=0), metavar="N", help="Tokens in the KV cache."
+            "--context",
+            "context_len",
+            default=256,
+            show_default=True,
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="Tokens in the KV cache.",
         ),
         click.option("--temperature", default=0.0, show_default=True, metavar="F"),
         click.option(
@@ -133,6 +156,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--engine", default="transformers", show_default=True, metavar="E", callback=engine_choice),
     ]
+    function = folded("asked", WorkloadRequest)(function)
     for option in reversed(options):
         function = option(function)
     return function

@@ -9,14 +9,10 @@ import click
 from click.core import ParameterSource
 
 from archsearch.cli.app import main
-from archsearch.cli.options import (
-    common,
-    duration,
-    json_option,
-)
-from archsearch.cli.output import emit, plus_minus, table
+from archsearch.cli.options import common, duration, json_option
+from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
-from archsearch.workload import Mode, WorkloadRequest
+from archsearch.workload import WorkloadRequest
 
 
 @main.command()
@@ -65,7 +61,6 @@ from archsearch.workload import Mode, WorkloadRequest
 @click.option("--storage", metavar="URL", help="Optuna storage (default: a journal file in the run folder).")
 @click.option(
     "--run",
-    "run_path",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="Run folder; continues what it holds.",
@@ -75,32 +70,12 @@ from archsearch.workload import Mode, WorkloadRequest
 @json_option
 def search(
     target: str,
-    gpu: str | None,
-    profile: Path | None,
-    batch_size: int,
-    context: int,
-    temperature: float,
-    tensor_parallel: int | None,
-    dtype: str | None,
-    mode: Mode | None,
-    alpha: str,
-    domain: str,
-    engine: str,
-    space: str | None,
-    trials: int,
-    prompts: Path | None,
-    heldout: Path | None,
-    text: Path | None,
-    answer_tokens: int,
+    asked: WorkloadRequest,
     confirm_count: int | None,
     no_confirm: bool,
-    finalists: int,
     time_budget: float | None,
-    storage: str | None,
-    run_path: Path | None,
-    seed: int,
-    top: int,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Find the draft architecture that makes the target fastest: width, depth, attention, vocabulary, and gamma for each.
 
@@ -115,37 +90,14 @@ def search(
     archsearch search --target ./my-model --gpu cpu --prompts my.jsonl --time-budget 1h --confirm 2
     """
     from archsearch import pipeline
+    from archsearch.report.terminal.search import search_text
 
     if no_confirm and confirm_count:
         raise ArchsearchError(f"--confirm {confirm_count} and --no-confirm contradict each other; leave one out")
-    wanted, climb, note = 0 if no_confirm else confirm_count or 0, False, ""
-    trains, given = alpha in ("distilled", "supernet"), set_by_user("alpha")
-    if confirm_count is None and not no_confirm and (trains or (time_budget is not None and not given)):
-        wanted = 1
-        if not trains:  # nobody asked for training in so many words: without weights the prior's ranking is the answer
-            note = pipeline.cannot_train(target, gpu)
-            wanted = 0 if note else 1
-    if wanted:
-        climb = (trains or not given) and not set_by_user("finalists")
-    request = pipeline.SearchRequest(
-        target=target,
-        asked=WorkloadRequest(gpu, profile, batch_size, context, temperature, tensor_parallel, dtype, mode, engine),
-        space=space,
-        trials=trials,
-        alpha=alpha,
-        domain=domain,
-        prompts=prompts,
-        heldout=heldout,
-        text=text,
-        answer_tokens=answer_tokens,
-        confirm=wanted,
-        finalists=max(finalists, wanted),
-        time_budget_s=time_budget if time_budget is not None else pipeline.SearchRequest.time_budget_s,
-        storage=storage,
-        run=run_path,
-        seed=seed,
-        top=top,
-        climb=climb,
+    for name in ("alpha", "finalists"):  # a default is no wish: the search may choose
+        options[name] = options[name] if set_by_user(name) else None
+    request, note = pipeline.SearchRequest.decide(
+        target, asked, confirm=0 if no_confirm else confirm_count, time_budget_s=time_budget, **options
     )
     result = pipeline.search(request)
     if note:
@@ -156,49 +108,3 @@ def search(
 def set_by_user(name: str) -> bool:
     """Whether an option of the running command was given, not left at its default."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
-
-
-def search_text(result: dict[str, Any]) -> str:
-    from archsearch.report import summary_text
-    from archsearch.runs.run import open_run
-
-    workload = result["workload"]
-    lines = [
-        f"Workload: batch size {workload['batch_size']}, context {workload['context_len']}, tensor parallel "
-        f"{workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, temperature {workload['temperature']:g}.",
-        f"Latency: {result['latency']}.",
-        f"Acceptance prior: {result['prior']}.",
-        f"{result['trials']} trials in space {result['space']}.",
-        "",
-    ]
-    lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
-    if result.get("rungs"):
-        lines += [*rung_lines(result), ""]
-    return "\n".join(lines) + summary_text(open_run(Path(result["run"])))
-
-
-def rung_lines(result: dict[str, Any]) -> list[str]:
-    """What each rung did: candidates, minutes, its best, what was dropped; and what was measured on which prompts."""
-    from archsearch.progress import human_time
-
-    rows = []
-    for row in result["rungs"]:
-        name = f"rung {row['rung']}, {row['what']}" + (f", round {row['round']}" if row["rung"] == 1 else "")
-        tokens = f"{row['tokens'] / 1000:.0f}k" if row["tokens"] else ""
-        dropped = ", ".join(item["label"] for item in row["dropped"][:2])
-        more = f" and {len(row['dropped']) - 2} more" if len(row["dropped"]) > 2 else ""
-        score, shapes = plus_minus(row["score"]), f"{row['candidates']}"
-        rows.append((name, shapes, tokens, human_time(row["seconds"]), score, f" {row['best']}", f" {dropped}{more}"))
-    lines = [table(rows, ("rung", "shapes", "tokens", "time", "speed-up", " best", " dropped"))]
-    spent = human_time(result["seconds"])
-    lines.append(f"{spent} of {human_time(result['plan']['budget_s'])}: " + ", ".join(
-        f"{name} {human_time(seconds)}" for name, seconds in result["steps"].items()))  # fmt: skip
-    lines += ["", f"Measured on {result['prompts']}:"]
-    for item in result["measured"]:
-        parts = ", ".join(f"{name} {plus_minus(value)}" for name, value in item["alpha_by_category"].items() if name)
-        lines.append(
-            f"  {item['label']}: alpha {plus_minus(item['alpha'])}" + (f" ({parts})" if parts else "")
-            + f", tau {plus_minus(item['tau'])} at gamma {item['gamma']}, "
-            + f"{item['head_rows']} head rows cover {item['coverage']:.1%}"
-        )  # fmt: skip
-    return lines

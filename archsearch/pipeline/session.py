@@ -79,6 +79,42 @@ class SearchRequest:
         }
 
     @classmethod
+    def decide(
+        cls,
+        target: str,
+        asked: WorkloadRequest,
+        *,
+        confirm: int | None = None,
+        alpha: str | None = None,
+        finalists: int | None = None,
+        time_budget_s: float | None = None,
+        **fields: Any,
+    ) -> tuple[SearchRequest, str]:
+        """(the request with what was left open, None, decided; why it only ranks although it had time to train, or "").
+
+        A time budget is meant for training unless alpha was given as a number; nobody's weights at hand means the ranking is the
+        answer. It climbs where it trains and nobody fixed how many finalists there are.
+        """
+        trains = alpha in ("distilled", "supernet")
+        count, note = confirm or 0, ""
+        if confirm is None and (trains or (time_budget_s is not None and alpha is None)):
+            note = "" if trains else cannot_train(target, asked.gpu)
+            count = 0 if note else 1
+        climb = count > 0 and (trains or alpha is None) and finalists is None
+        if time_budget_s is not None:
+            fields["time_budget_s"] = time_budget_s
+        request = cls(
+            target,
+            asked,
+            alpha=alpha or cls.alpha,
+            confirm=count,
+            finalists=max(finalists or cls.finalists, count),
+            climb=climb,
+            **fields,
+        )
+        return request, note
+
+    @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any], **changes: Any) -> SearchRequest:
         """The request that wrote these `arguments`; names it does not know are left out. `changes`: fields set otherwise."""
         known = dict(arguments)

@@ -1,0 +1,84 @@
+"""What `acceptance` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from archsearch.report.terminal.layout import plus_minus, table
+
+
+def acceptance_text(result: dict[str, Any]) -> str:
+    how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}, top-p {result['top_p']:g}"
+    lines = [f"Draft {result['draft']} ({result['shape']}) for {result['target']}, {how}."]
+    if "alpha" in result:
+        lines += _measured_lines(result)
+    if "explanation" in result:
+        lines += _explanation_lines(result["explanation"])
+    return "\n".join(lines)
+
+
+def _interval(values: Any, digits: int = 3) -> str:
+    return "-" if values is None else f"{values[0]:.{digits}f} to {values[1]:.{digits}f}"
+
+
+def _measured_lines(result: dict[str, Any]) -> list[str]:
+    intervals = result["intervals"]
+    what = "share of tokens on which both agree" if result["temperature"] == 0 else "mean overlap, sum of min(p, q)"
+    lines = [
+        f"Measured on {result['tokens']} tokens of {result['prompts']} answers that the target wrote, {result['dtype']}.",
+        "",
+        f"alpha {plus_minus(result['alpha'], digits=3)} ({what})",
+        f"  90 % {_interval(intervals['alpha']['90'])}, 95 % {_interval(intervals['alpha']['95'])}, over prompts",
+    ]
+    if result["temperature"] > 0:
+        lines.append(f"  the most likely token is the same for {result['argmax_agreement']:.3f} of the tokens")
+    gains = result.get("speedup", {})
+    rows = []
+    for number, (gamma, tau) in enumerate(result["tau"].items()):
+        position = result["accepted_by_position"]
+        rows.append((
+            gamma, plus_minus(tau), _interval(intervals["tau"][gamma]["90"], 2), _interval(intervals["tau"][gamma]["95"], 2),
+            f"{position[number]:.3f}" if number < len(position) else "-",
+            *((plus_minus(gains[gamma]),) if gains else ()),
+        ))  # fmt: skip
+    header = ("gamma", "tau", "90 %", "95 %", "position accepted", *(("speed-up",) if gains else ()))
+    lines += ["", table(rows, header)]
+    if gains:
+        best = result["best_gamma"]
+        verdict = f"Best gamma {best}." if best else "The draft does not pay at any gamma: run the target alone."
+        lines += ["", f"{verdict} Speed-up modelled with the measured tau; latency: {result['latency']}."]
+    if result["by_category"]:
+        lines += ["", _category_table(result)]
+    lines += ["", *(f"Note: {note}." for note in result["notes"])]
+    lines.append(f"tau: tokens per round, bonus included. Position accepted: share of rounds, at gamma {len(result['tau'])}.")
+    return lines
+
+
+def _category_table(result: dict[str, Any]) -> str:
+    rows = []
+    for name, part in result["by_category"].items():
+        tau = part["tau"].get("4")
+        best = part.get("best_gamma")
+        rows.append((
+            name, str(part["prompts"]), str(part["tokens"]), plus_minus(part["alpha"], digits=3),
+            _interval(part["intervals"]["alpha"]["95"]), plus_minus(tau), *((str(best),) if "speedup" in result else ()),
+        ))  # fmt: skip
+    header = ("category", "prompts", "tokens", "alpha", "95 %", "tau, gamma 4", *(("best gamma",) if "speedup" in result else ()))
+    return table(rows, header)
+
+
+def _explanation_lines(explanation: dict[str, Any]) -> list[str]:
+    rows = [
+        # The space keeps evidence that begins with a number from being set to the right as one.
+        (row["term"], f"{row['contribution']:+.2f}", f"± {row['std']:.2f}", f" {row['evidence']}")
+        for row in explanation["terms"]
+        if abs(row["contribution"]) >= 0.005 or row["std"] >= 0.005
+    ]
+    silent = len(explanation["terms"]) - len(rows)
+    return [
+        "",
+        f"The prior expects alpha {plus_minus(explanation['alpha'])} for this shape. Its terms add up in logit(alpha):",
+        "",
+        table(rows, ("term", "logit", "std", " evidence")),
+        *([f"({silent} more terms say nothing about this shape: --json has them.)"] if silent else []),
+    ]

@@ -1,0 +1,108 @@
+"""What `profile` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from archsearch.report.terminal.layout import table
+
+
+def import_text(result: dict[str, Any]) -> str:
+    provenance = result["provenance"]
+    lines = [
+        f"Profile {result['folder']}: {result['rows']} rows for {result['device']}.",
+        f"{result['origin']}.",
+        f"Licence of the tables: {provenance['licence']}, {provenance['copyright']}.",
+    ]
+    if provenance.get("not_in_tables"):
+        lines.append(f"Not in the tables, so modelled: {'; '.join(provenance['not_in_tables'])}.")
+    lines += ["", f"Next: archsearch search --target llama-65b --profile {result['folder']}"]
+    return "\n".join(lines)
+
+
+def cpu_lines(result: dict[str, Any]) -> list[str]:
+    lines = [
+        f"Machine: {result['slowdown_median']:.2f} times the quiet reference (5-95 %: {result['slowdown_p5']:.2f} to "
+        f"{result['slowdown_p95']:.2f}); divided out of every repeat."
+    ]
+    if result["slowdown_p95"] > 1.5 * result["slowdown_p5"] or result["noisy_share"] > 0.25:
+        lines.append(
+            "WARNING: this machine is busy or throttles: stop other work and run the command again, or trust the numbers less."
+        )
+    return lines
+
+
+def gpu_lines(result: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, sweep in result["sweeps"].items():
+        sure = f", a step is predicted to ± {sweep['relative_std']:.1%} (std of the median pass)" if sweep["relative_std"] else ""
+        lines.append(f"{name}: {sweep['new_rows']} new rows; stopped: {sweep['stopped']}{sure}.")
+    if result["throttled_share"]:
+        lines.append(
+            f"WARNING: the clock dropped by more than 10 % during {result['throttled_share']:.0%} of the rows: check cooling and "
+            "power limit, then run the command again."
+        )
+    for point in result["skipped"]:
+        lines.append(f"Skipped, out of memory: {point}")
+    return lines
+
+
+def profile_text(result: dict[str, Any]) -> str:
+    lines = [f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new, {result['noisy_share']:.0%} noisy."]
+    if "sweeps" in result:
+        lines += gpu_lines(result)
+    else:
+        lines += cpu_lines(result)
+    for dtype, learnt in result["models"].items():
+        if "missing" in learnt:
+            lines.append(f"{dtype}: no model yet: {learnt['missing']}")
+        else:
+            if learnt.get("leave_one_out_median") is not None:
+                lines.append(
+                    f"{dtype}: whole passes left out one at a time: median error {learnt['leave_one_out_median']:.1%}, "
+                    f"{learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
+                )
+            own = learnt.get("engine_passes")
+            if own:
+                rest = own["rest"]
+                lines.append(
+                    f"{dtype}: passes as {own['engine']} ran them: {own['rows']} rows, left out one at a time: median error "
+                    f"{own['leave_one_out_median']:.1%}, {own['leave_one_out_within_10_percent']:.0%} within 10 %; beside them "
+                    f"it takes {1e3 * rest.get('plain_s', 0):.2f} ms a plain step, {1e3 * rest.get('round_s', 0):.2f} ms a round "
+                    f"and {1e3 * rest.get('token_s', 0):.2f} ms a draft token (measured)."
+                )
+            for engine, parts in learnt["engines"].items():
+                lines.append(
+                    f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token, "
+                    f"{1e3 * parts['round_s']:.2f} ms per round, {1e3 * parts['token_s']:.2f} ms per draft token "
+                    f"and {1e3 * parts['layer_s']:.3f} ms per layer of it (measured)."
+                )
+    for dtype, check in result["checks"].items():
+        rows = [
+            (
+                row["what"],
+                row["architecture"],
+                str(row["tokens"]),
+                str(row["context"]),
+                f"{1e3 * row['measured_s']:.2f}",
+                f"{1e3 * row['predicted_s']:.2f}",
+                f"{1e3 * row['predicted_std_s']:.2f}",
+                f"{100 * row['relative_error']:+.1f}",
+            )
+            for row in check["rows"]
+        ]
+        lines += [
+            "",
+            f"Check {dtype}: shapes the profile has not seen",
+            table(rows, ("what", "architecture", "tokens", "context", "measured ms", "predicted", "± std", "error %")),
+        ]
+        for what in ("draft step", "verify"):
+            if what in check:
+                part = check[what]
+                lines.append(
+                    f"{what}: {part['cases']} cases, median absolute error {part['median_absolute_error']:.1%}, "
+                    f"{part['within_12_percent']:.0%} within 12 %, {part['within_two_std']:.0%} within two std, "
+                    f"bias {part['bias']:+.1%}"
+                )
+    lines += ["", f"Next: archsearch search --target T --profile {result['folder']}"]
+    return "\n".join(lines)

@@ -1,0 +1,53 @@
+"""What `search` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from archsearch.progress import human_time
+from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.report.terminal.summary import summary_text
+from archsearch.runs.run import open_run
+
+
+def search_text(result: dict[str, Any]) -> str:
+    """The workload, what each rung did, and the summary of the run folder."""
+    workload = result["workload"]
+    lines = [
+        f"Workload: batch size {workload['batch_size']}, context {workload['context_len']}, tensor parallel "
+        f"{workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, temperature {workload['temperature']:g}.",
+        f"Latency: {result['latency']}.",
+        f"Acceptance prior: {result['prior']}.",
+        f"{result['trials']} trials in space {result['space']}.",
+        "",
+    ]
+    lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
+    if result.get("rungs"):
+        lines += [*rung_lines(result), ""]
+    return "\n".join(lines) + summary_text(open_run(Path(result["run"])))
+
+
+def rung_lines(result: dict[str, Any]) -> list[str]:
+    """What each rung did: candidates, minutes, its best, what was dropped; and what was measured on which prompts."""
+    rows = []
+    for row in result["rungs"]:
+        name = f"rung {row['rung']}, {row['what']}" + (f", round {row['round']}" if row["rung"] == 1 else "")
+        tokens = f"{row['tokens'] / 1000:.0f}k" if row["tokens"] else ""
+        dropped = ", ".join(item["label"] for item in row["dropped"][:2])
+        more = f" and {len(row['dropped']) - 2} more" if len(row["dropped"]) > 2 else ""
+        score, shapes = plus_minus(row["score"]), f"{row['candidates']}"
+        rows.append((name, shapes, tokens, human_time(row["seconds"]), score, f" {row['best']}", f" {dropped}{more}"))
+    lines = [table(rows, ("rung", "shapes", "tokens", "time", "speed-up", " best", " dropped"))]
+    spent = human_time(result["seconds"])
+    lines.append(f"{spent} of {human_time(result['plan']['budget_s'])}: " + ", ".join(
+        f"{name} {human_time(seconds)}" for name, seconds in result["steps"].items()))  # fmt: skip
+    lines += ["", f"Measured on {result['prompts']}:"]
+    for item in result["measured"]:
+        parts = ", ".join(f"{name} {plus_minus(value)}" for name, value in item["alpha_by_category"].items() if name)
+        lines.append(
+            f"  {item['label']}: alpha {plus_minus(item['alpha'])}" + (f" ({parts})" if parts else "")
+            + f", tau {plus_minus(item['tau'])} at gamma {item['gamma']}, "
+            + f"{item['head_rows']} head rows cover {item['coverage']:.1%}"
+        )  # fmt: skip
+    return lines
