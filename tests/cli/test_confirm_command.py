@@ -1,0 +1,148 @@
+"""`confirm`: by prompt and under load, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import UNDER_LOAD, call, files_in, last_json, refused
+from tests.doubles.world import TINY, make_model_folder, make_tokenizer
+
+
+def test_confirm_two_gammas(with_run: Path) -> None:
+    arguments = ("confirm", "runs/a", "--gamma", "1", "--gamma", "3", "--count", "3")
+    result = last_json(call(*arguments, "--json"))
+    assert sorted([result["gamma"], *(row["gamma"] for row in result["other_gammas"])]) == [1, 3]
+    assert result["prompts"] == 3 and json.loads((with_run / "runs/a/best/1/confirmed.json").read_text()) == result
+    text = call(*arguments[:-1], "2", "--prompts", "prompts.jsonl").stdout
+    assert "2 held-out prompts" in text or "2 prompts" in text
+
+
+def test_a_prompt_file_for_confirm(with_run: Path) -> None:
+    (with_run / "bad.jsonl").write_text("no json\n")
+    assert "line 1: not JSON" in refused("confirm", "runs/a", "--prompts", "bad.jsonl")
+    assert "absent.jsonl" in refused("confirm", "runs/a", "--prompts", "absent.jsonl")
+
+
+def test_a_tokenizer_that_differs(with_run: Path) -> None:
+    """The draft's folder has the same vocabulary size and other tokens: its ids mean something else."""
+    from tokenizers import Tokenizer
+
+    folder = with_run / "runs/a/best/1"
+    other = json.loads(make_tokenizer().backend_tokenizer.to_str())
+    vocabulary = other["model"]["vocab"]
+    names = sorted(vocabulary, key=vocabulary.get)
+    vocabulary[names[5]], vocabulary[names[6]] = 6, 5
+    Tokenizer.from_str(json.dumps(other)).save(str(folder / "tokenizer.json"))
+    before = (folder / "confirmed.json").read_bytes()
+    line = refused("confirm", "runs/a", "--count", "2")
+    assert "tokenizer" in line and "differs" in line and "!=" in line
+    assert (folder / "confirmed.json").read_bytes() == before
+
+
+def test_a_vocabulary_that_differs(with_run: Path) -> None:
+    make_model_folder(with_run / "other", TINY.replace(vocab_size=300, num_hidden_layers=1))
+    folder = with_run / "runs/a/best/1"
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(with_run / "other" / name, folder / name)
+    (folder / "draft_vocab.json").unlink(missing_ok=True)
+    line = refused("confirm", "runs/a", "--count", "2")
+    assert "vocabulary" in line or "tokenizer" in line
+
+
+def test_confirm_under_load_and_its_words(with_ranks: Path, made_up: None) -> None:
+    arguments = (*UNDER_LOAD, "--concurrency", "1", "--concurrency", "2", "--gamma", "2", "--repeats", "2")
+    text = call(*arguments).stdout
+    assert "vllm 1, float32, synthetic acceptance at the predicted rates" in text and "The text is not the target's" in text
+    assert "vllm's own kernels were not measured (archsearch profile --gpu cpu --target T --engine vllm)" in text
+    assert "Next: archsearch train runs/a --rank 1" in text
+    data = last_json(call(*arguments, "--json"))
+    assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [(2, 1), (2, 2)]
+    trained = call(*UNDER_LOAD[:2], "--rank", "2", *UNDER_LOAD[3:], "--concurrency", "1", "--repeats", "2").stdout
+    assert "real drafts" in trained and "Next: archsearch export runs/a --rank 2" in trained
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--rank", "1"), "archsearch train runs/a --rank 1), or prove its shape without (archsearch confirm runs/a --rank 1"),
+        (("--rank", "1", "--engine", "vllm"), "--synthetic"),
+        (("--rank", "2", "--engine", "vllm"), "vLLM is not installed; run: archsearch engine install vllm"),
+        (("--synthetic", "--engine", "vllm"), "vLLM is not installed; run: archsearch engine install vllm"),
+        (("--rank", "2", "--engine", "openvino", "--concurrency", "2"), "run: archsearch engine install openvino"),
+        (("--synthetic", "--engine", "openvino"), "openvino cannot accept by chance"),
+        (("--synthetic", "--engine", "warp"), "unknown engine 'warp'"),
+        (("--rank", "2", "--engine", "vllm", "--engine-python", "nowhere"), "/nowhere, which is no file that can be run"),
+        (("--synthetic", "--engine-python", "nowhere"), "transformers runs in archsearch's own interpreter"),
+        (("--server-url", "http://127.0.0.1:1"), "--baseline-url (without)"),
+        (("--baseline-url", "http://127.0.0.1:1"), "give --server-url (with the draft)"),
+        (("--rank", "2", "--engine", "openvino", "--server-url", "a", "--baseline-url", "b"), "for a running vLLM server"),
+        (("--synthetic", "--server-url", "http://a", "--baseline-url", "http://b"), "server cannot take synthetic acceptance"),
+        (("--rank", "2", "--schedule", "--server-url", "http://a", "--baseline-url", "http://b"), "keeps the schedule"),
+        (("--rank", "2", "--gamma", "16"), "gamma 16 was not measured"),
+        (("--synthetic", "--gamma", "12"), "acceptance is known for gamma 1 to 8, not for 12"),
+        (("--synthetic", "--concurrency", "4"), "use --concurrency 1, or --engine vllm or openvino"),
+        (("--synthetic", "--schedule"), "use --concurrency 1"),
+        (("--rank", "2", "--engine", "openvino", "--schedule"), "openvino takes one gamma for all batch sizes; use"),
+        (("--rank", "2", "--concurrency", "1", "--schedule"), "transformers takes one gamma for all batch sizes"),
+        (("--synthetic", "--concurrency", "0"), "--concurrency"),
+        (("--synthetic", "--timeout", "soon"), "write 90s"),
+        (("--synthetic", "--tokens", "2"), "--tokens"),
+    ],
+)  # fmt: skip
+def test_what_confirm_refuses_of_engines(with_ranks: Path, arguments: tuple[str, ...], words: str) -> None:
+    before = files_in(with_ranks)
+    assert words in refused("confirm", "runs/a", *arguments)
+    assert files_in(with_ranks) == before
+
+
+def test_a_server_that_does_not_answer(with_ranks: Path) -> None:
+    line = refused(
+        "confirm", "runs/a", "--rank", "2", "--server-url", "http://127.0.0.1:9", "--baseline-url", "http://127.0.0.1:9", code=2
+    )  # fmt: skip
+    assert "127.0.0.1:9" in line and not list(with_ranks.rglob("confirmed.json"))
+
+
+TOYS = {
+    "hangs": ("cat > /dev/null", "vllm did not answer 'start' within 1 s and was stopped; allow more time with --timeout", 1),
+    "dies": ("read line; echo 'ImportError: libnuma.so.1 is missing' >&2; exit 3", "vllm ended with status 3 during 'start'", 1),
+    "is killed": ("read line; kill -9 $$", "vllm was killed by signal 9 (out of memory?)", 1),
+    "is old": ("""read line; echo '{"error": "vLLM 0.9 is too old", "kind": "user"}'""", "too old", 2),
+    "babbles": ("read line; echo hello; cat > /dev/null", "no JSON: 'hello'", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("toy", TOYS)
+@pytest.mark.parametrize("how", [("confirm", "runs/a", "--synthetic"), ("confirm", "runs/a", "--rank", "2")])
+def test_an_engine_that_fails_leaves_no_process(with_ranks: Path, toy: str, how: tuple[str, ...]) -> None:
+    program, words, code = TOYS[toy]
+    python = with_ranks / "python"
+    python.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > pids\n{program}\n")
+    python.chmod(0o755)
+    line = refused(*how, "--engine", "vllm", "--engine-python", "python", "--timeout", "1s", code=code)
+    assert words in line
+    for pid in (with_ranks / "pids").read_text().split():
+        deadline = time.monotonic() + 10
+        while is_running(int(pid)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(int(pid))
+    assert not list(with_ranks.rglob("load-*.json")) and not list(with_ranks.rglob("confirmed.json"))
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie that its new parent has not buried yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_full_disk_under_load(with_ranks: Path, made_up: None, full_disk: list[str]) -> None:
+    (with_ranks / "runs" / "a" / "engine").mkdir()
+    before = files_in(with_ranks)
+    assert "No space left" in refused(*UNDER_LOAD, "--repeats", "1", "--concurrency", "1")
+    assert full_disk and not {name for name in files_in(with_ranks) - before if name.endswith(".json")}

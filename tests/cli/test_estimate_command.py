@@ -1,0 +1,87 @@
+"""`estimate`: drafts that exist, priced; and options that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import ESTIMATE, call, last_json, refused
+from tests.doubles.world import TINY, make_model_folder
+
+
+def test_estimate(world: Path) -> None:
+    make_model_folder(world / "draft", TINY.replace(num_hidden_layers=1, hidden_size=32, num_attention_heads=2), weights=False)
+    arguments = ("estimate", "--target", "target", "--draft", "draft", "--gpu", "cpu", "--context", "64", "--alpha", "0.7")
+    text = call(*arguments).stdout
+    assert "speed-up" in text and "Note" not in text and "profile" in text
+    result = last_json(call(*arguments, "--json"))
+    (entry,) = result["drafts"]
+    assert entry["alpha"] == {"value": 0.7, "std": 0.0, "source": "given"}
+    # The formula of the design: tau decode / (draft + verify + overhead); the profile's engine adds 1.5 + 0.7 gamma ms.
+    round_s = entry["draft_s"]["value"] + entry["verify_s"]["value"] + 1.5e-3 + entry["gamma"] * 0.7e-3
+    assert entry["speedup"]["value"] == pytest.approx(entry["tau"]["value"] * entry["decode_s"]["value"] / round_s)
+    fixed = last_json(call(*arguments, "--gamma", "3", "--json"))["drafts"][0]
+    assert fixed["gamma"] == 3 and fixed["tau"]["value"] == pytest.approx((1 - 0.7**4) / 0.3)
+
+
+def test_estimate_on_a_gpu_nobody_profiled_is_marked(tmp_path: Path) -> None:
+    arguments = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--draft", "sheared-llama-1.3b", "--gpu", "a10")
+    text = call(*arguments).stdout
+    assert "roofline" in text and "tensor parallel 2" in text and "nobody has profiled" in text
+    result = last_json(call(*arguments, "--json"))
+    assert {entry["draft_s"]["source"] for entry in result["drafts"]} == {"roofline"}
+    assert result["drafts"][0]["speedup"]["value"] >= result["drafts"][1]["speedup"]["value"]
+
+
+def test_estimate_from_shipped_tables_says_where_they_come_from(tmp_path: Path) -> None:
+    arguments = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--draft", "sheared-llama-1.3b", "--gpu", "a100")
+    text = call(*arguments).stdout
+    assert "graph mode" in text and "aiconfigurator-core 0.12.0" in text and "not measured by archsearch" in text
+    result = last_json(call(*arguments, "--json"))
+    assert {entry["draft_s"]["source"] for entry in result["drafts"]} == {"modelled"}
+    assert result["workload"]["mode"] == "graph" and result["workload"]["tensor_parallel"] == 1
+    eager = call(*arguments, "--mode", "eager", "--alpha", "0.7").stdout
+    assert "published constant of another stack" in eager
+
+
+def test_estimate_notes_another_vocabulary(world: Path) -> None:
+    make_model_folder(world / "draft", TINY.replace(num_hidden_layers=1, vocab_size=300), weights=False)
+    text = call("estimate", "--target", "target", "--draft", "draft", "--gpu", "cpu").stdout
+    assert "Note: draft: vocabulary 300, target 320: engines need the same tokenizer" in text
+
+
+@pytest.mark.parametrize("alpha", ["often", "1.5", "-0.1", "nan", "supernet"])
+def test_an_alpha_that_is_none(alpha: str) -> None:
+    assert "--alpha" in refused(*ESTIMATE, "--alpha", alpha)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (("--context", "-1"), "--context"),
+        (("--batch-size", "0"), "--batch-size"),
+        (("--gamma", "0"), "--gamma"),
+        (("--temperature", "-1"), "temperature must lie between 0 and 5, got -1"),
+        (("--temperature", "hot"), "--temperature"),
+        (("--dtype", "int3"), "unknown dtype 'int3'"),
+        (("--dtype", "float8_e4m3fn"), "float8_e4m3fn"),
+        (("--mode", "magic"), "--mode"),
+        (("--tensor-parallel", "0"), "--tensor-parallel"),
+        (("--tensor-parallel", "3"), "tensor_parallel=3"),  # 40 heads of llama-13b do not divide by 3
+        (("--colour", "red"), "--colour"),
+        (("--engine", "warp"), "unknown engine 'warp'"),
+        (("--profile", "nowhere"), "nowhere"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "=".join(value),
+)
+def test_options_out_of_range(extra: tuple[str, str], words: str) -> None:
+    """Each refusal names its own option or value."""
+    assert words in refused(*ESTIMATE, *extra)
+
+
+def test_a_target_that_does_not_fit(tmp_path: Path) -> None:
+    line = refused("search", "--target", "llama-65b", "--gpu", "a100-sxm4-40gb", "--tensor-parallel", "1")
+    assert "--tensor-parallel" in line and not list(tmp_path.iterdir())
+    line = refused("search", "--target", "llama-3.1-405b", "--gpu", "t4")
+    assert "eight t4" in line and not list(tmp_path.iterdir())
