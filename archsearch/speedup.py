@@ -19,6 +19,8 @@ from typing import Final
 
 from archsearch.estimate import Estimate, weakest_source
 
+ALPHA_LIMITS: Final = (0.002, 0.998)  # beyond these a measured alpha says nothing about its logit
+
 # A number, or a function of gamma.
 OfGamma = Callable[[int], float]
 
@@ -60,6 +62,23 @@ def logit(probability: float) -> float:
 def sigmoid(value: float) -> float:
     """The inverse of `logit`; does not overflow."""
     return 1.0 / (1.0 + math.exp(-value)) if value >= 0 else math.exp(value) / (1.0 + math.exp(value))
+
+
+def clamped(alpha: float) -> float:
+    """alpha kept off 0 and 1, where its logit is not finite."""
+    return min(max(alpha, ALPHA_LIMITS[0]), ALPHA_LIMITS[1])
+
+
+def logit_std(alpha: Estimate) -> float:
+    """Std of logit(alpha), to first order: std / (alpha * (1 - alpha))."""
+    value = clamped(alpha.value)
+    return alpha.std / (value * (1.0 - value))
+
+
+def alpha_estimate(level: float, std: float, source: str) -> Estimate:
+    """alpha from its logit and the std of that: the inverse of `logit` and `logit_std`."""
+    value = sigmoid(level)
+    return Estimate(value, value * (1.0 - value) * std, source)
 
 
 # --- tokens per round ------------------------------------------------------------------------------------------------

@@ -23,15 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from archsearch.acceptance.distilled import DistilledAcceptance
 from archsearch.acceptance.estimator import AcceptanceContext, VocabularyCoverage
 from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.acceptance.supernet import spearman
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
-from archsearch.training.curves import NEUTRAL, AlphaPoint, extrapolate, fit_prior
+from archsearch.search.rungs import catch_up
+from archsearch.speedup import clamped, logit
+from archsearch.training.curves import NEUTRAL, AlphaPoint, extrapolate, fit_prior, growth
 
 TOKENS = 256_000
 SHARES = (0.0625, 0.1, 0.15625, 0.25, 0.5, 0.7)  # of the tokens: where the trunk's alpha is looked at
@@ -337,6 +339,13 @@ def paired_errors(hits: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
     return {"alone": float(np.median(alphas.std(1))), "difference": float(np.median(pairs))}
 
 
+def short_levels(alphas: dict[Architecture, float], tokens: int) -> dict[Architecture, tuple[float, float]]:
+    """Where shapes will stand among each other after the full training, by what the climb knows of catching up."""
+    logits = {arch: logit(clamped(alpha)) for arch, alpha in alphas.items()}
+    centre, (spread, std) = float(np.mean(list(logits.values()))), catch_up(tokens)
+    return {arch: (centre + (level - centre) / spread, std) for arch, level in logits.items()}
+
+
 def predicted_finals(
     bench: Bench, shapes: list[Architecture], rows: list[dict[str, Any]], final: np.ndarray, context: AcceptanceContext
 ) -> dict[str, Any]:
@@ -352,10 +361,11 @@ def predicted_finals(
         for arch in shapes:
             others = fit_prior([curve for other, curve in curves.items() if other != arch], NEUTRAL)
             ways["own early curve"].append(extrapolate(early[arch], bench.tokens, others))
-            rung = DistilledAcceptance(
-                {other: curve for other, curve in early.items() if other != arch}, bench.tokens, context, curve_prior=others
-            )
-            ways["never trained"].append(rung.predict(arch, context).alpha)
+            at = min(curve[-1].tokens for curve in early.values())
+            levels = short_levels({other: curve[-1].alpha for other, curve in early.items() if other != arch}, at)
+            asked = dataclasses.replace(context, trained_tokens=float(bench.tokens))
+            rung = ExtrapolatedAcceptance(levels, growth(others, at, bench.tokens), asked)
+            ways["never trained"].append(rung.predict(arch, asked).alpha)
         for way, found in ways.items():
             inside = [abs(e.value - truth) <= 2 * e.std for e, truth in zip(found, final, strict=True)]
             out[f"{way}, {share:.0%} of the tokens"] = {

@@ -20,8 +20,7 @@ from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, Accep
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
-from archsearch.speedup import logit, sigmoid
+from archsearch.speedup import alpha_estimate, clamped, logit, logit_std
 
 MIN_ANCHORS: Final = 4  # fewer say nothing about an order: three are sorted by chance once in six times
 
@@ -111,17 +110,16 @@ class SupernetAcceptance:
         self.source_ = "modelled"
         if used:
             rows = np.stack([self._row(o.architecture) for o in used])
-            alphas = np.array([_clamped(o.alpha.value) for o in used])
-            noise = self.noise_std**2 + (np.array([o.alpha.std for o in used]) / (alphas * (1 - alphas))) ** 2
+            noise = self.noise_std**2 + np.array([logit_std(o.alpha) for o in used]) ** 2
             gain = self.covariance_ @ rows.T @ np.linalg.inv(rows @ self.covariance_ @ rows.T + np.diag(noise))
-            targets = np.array([logit(alpha) for alpha in alphas])
+            targets = np.array([logit(clamped(o.alpha.value)) for o in used])
             self.coefficients_ = self.coefficients_ + gain @ (targets - rows @ self.coefficients_)
             updated = self.covariance_ - gain @ rows @ self.covariance_
             self.covariance_ = (updated + updated.T) / 2
         return self
 
     def _row(self, architecture: Architecture) -> np.ndarray:
-        return np.array([1.0, logit(_clamped(self.slices[architecture]))])
+        return np.array([1.0, logit(clamped(self.slices[architecture]))])
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
         """alpha of the shape trained alone; the prior's where the supernet has no slice of it."""
@@ -129,9 +127,8 @@ class SupernetAcceptance:
         if architecture not in self.slices:
             return found
         row = self._row(architecture)
-        alpha = sigmoid(float(row @ self.coefficients_))
         std = math.sqrt(float(row @ self.covariance_ @ row) + self.noise_std**2)
-        return Acceptance(Estimate(alpha, alpha * (1 - alpha) * std, self.source_), found.drift)
+        return Acceptance(alpha_estimate(float(row @ self.coefficients_), std, self.source_), found.drift)
 
     def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
         """Std of the difference of the two logits; offset and most of scale cancel between slices."""
@@ -141,7 +138,3 @@ class SupernetAcceptance:
             return self.prior_.difference_std(first, second, context)
         gap = self._row(first) - self._row(second)
         return math.sqrt(float(gap @ self.covariance_ @ gap) + 2 * self.noise_std**2)
-
-
-def _clamped(alpha: float) -> float:
-    return min(max(alpha, 0.002), 0.998)

@@ -11,26 +11,24 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import (
-    Acceptance,
-    AcceptanceContext,
     AcceptanceEstimator,
     AcceptanceObservation,
     VocabularyCoverage,
 )
 from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
+from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.acceptance.supernet import SupernetAcceptance, check
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import ShortTraining, TrainedDraft, paired_logit_std
 from archsearch.drafts.trainer import Workshop
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
 from archsearch.pipeline.finalists import ALL_SHARE, best_of, equal_tokens, train_alike
 from archsearch.pipeline.latency import machine_slowdown
@@ -40,16 +38,13 @@ from archsearch.search import rungs, study
 from archsearch.search.objective import Score, Scorer, difference_std
 from archsearch.search.rungs import Plan, Round
 from archsearch.search.space import InvalidShape
-
-if TYPE_CHECKING:
-    from archsearch.training.curves import CurvePrior
+from archsearch.training.curves import AlphaPoint, CurvePrior, curve_slope, fit_prior, growth
 
 FORMAT: Final = 1
 POOL: Final = 48  # candidates that a choice is made among
 SUPERNET_SHARE: Final = 0.5  # of the rungs' time, where a supernet is asked for
 SUPERNET_SHAPES: Final = 12
 LEAST_PICK: Final = 0.0005  # ln(speed-up): a shape that promises less is not trained to be compared
-LEAST_SLOPE: Final = 0.05  # logit(alpha) per e-fold of tokens: a curve goes on rising by this much at least
 EXACT_TOKENS: Final = 4 * 32 * 2  # what the exactness check in float32 generates
 FLOAT32_COST: Final = 2.0  # of a target step, beside the run's dtype
 TYPICAL_SPEEDUP: Final = 1.5  # of the half of a confirmation that runs with a draft
@@ -140,8 +135,6 @@ class Climb:
         context = self.scorer.context
         fitted: AcceptanceEstimator
         if self.shorts:
-            from archsearch.training.curves import AlphaPoint, fit_prior
-
             curves = [[AlphaPoint(*point) for point in short.points] for short in self.shorts.values()]
             at = max(short.tokens for short in self.shorts.values())
             end = max(self.full_tokens or at, at)
@@ -150,18 +143,17 @@ class Climb:
             levels = self.levels(shared)
             # What is trained here is known better from here than from an earlier run on other text.
             others = [item for item in self.known if item.architecture not in levels]
-            prior = self._slices() or PriorAcceptance()
-            fitted = Foretold(prior, levels, growth(shared, at, end), self._sampling_std(), replace(context, temperature=0.0))
-            fitted.fit([*others, *finalists])
+            fitted = ExtrapolatedAcceptance(
+                levels,
+                growth(shared, at, end),
+                replace(context, temperature=0.0),
+                prior=self._slices(),
+                sampling_std=self._sampling_std(),
+            ).fit([*others, *finalists])
         else:
             fitted = (self._slices() or PriorAcceptance()).fit([*self.known, *finalists])
         self.acceptance = fitted
-        old = self.scorer
-        self.scorer = Scorer(
-            old.target, old.workload, old.latency, fitted, gammas=old.gammas, domain=old.context.domain,
-            coverage=old.context.coverage, limits=old.limits, target_correlation=old.target_correlation,
-        )  # fmt: skip
-        self.scorer.context = context
+        self.scorer = self.scorer.with_acceptance(fitted, context)
 
     def _slices(self) -> SupernetAcceptance | None:
         """What a supernet says, where one was trained: alpha of its slices, and the prior for the rest."""
@@ -306,8 +298,7 @@ class Climb:
             for a in shapes
         ])  # fmt: skip
         slopes = np.array([slope(score) for score in scores])
-        alpha = scores[0].alpha
-        level = alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-3)
+        level = speculation.logit_std(scores[0].alpha)
         mean = np.array([math.log(score.speedup.value) for score in scores])
         return rungs.draws_of(mean, rungs.belief(gaps, slopes, level))
 
@@ -624,91 +615,10 @@ def slope(score: Score) -> float:
     return speculation.tau_slope(alpha, score.gamma) * alpha * (1.0 - alpha) / score.tau.value
 
 
-def curve_slope(tokens: int, prior: CurvePrior | None = None) -> float:
-    """logit(alpha) per e-fold of training tokens, there; not below LEAST_SLOPE."""
-    from archsearch.training.curves import CurvePrior
-
-    prior = prior or CurvePrior()
-    _, slope_there, bend, _ = prior.mean
-    return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / prior.reference_tokens))
-
-
-def growth(prior: CurvePrior, start: int, end: int) -> Estimate:
-    """What training from `start` to `end` tokens and the anneal add to logit(alpha) of all shapes.
-
-    Integrated over ln(tokens). Half of it is taken as its std: it is carried on far beyond where it was seen.
-    """
-    gain, gain_std = prior.mean[3], math.sqrt(prior.covariance[3][3])
-    if end <= start:
-        return Estimate(gain, gain_std, "modelled")
-    steps = np.linspace(math.log(start), math.log(end), 33)
-    slopes = [curve_slope(round(math.exp(x)), prior) for x in (steps[:-1] + steps[1:]) / 2]
-    risen = float(np.sum(np.diff(steps) * slopes))
-    return Estimate(risen + gain, math.hypot(0.5 * risen, gain_std), "modelled")
-
-
-class Foretold:
-    """Acceptance after the full training: the prior, fitted to where the short trainings lead, and of a trained shape also what
-    it shows beyond the prior's terms.
-
-    `levels` (shape: logit(alpha), std) as `Climb.levels` gives them; `grown`: what training on to the end adds for all alike. A
-    shape has an effect of its own (std `SHAPE_NOISE_STD`) that no term explains; a measurement with
-    error e tells S^2 / (S^2 + e^2) of what it departs from the fit.
-    """
-
-    def __init__(
-        self,
-        prior: PriorAcceptance | SupernetAcceptance,
-        levels: Mapping[Architecture, tuple[float, float]],
-        grown: Estimate,
-        sampling_std: float,
-        context: AcceptanceContext,
-    ) -> None:
-        self.prior, self.levels, self.grown, self.sampling_std, self.context = prior, levels, grown, sampling_std, context
-        self.noise_std = SHAPE_NOISE_STD
-
-    def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
-        seen = {item.architecture for item in observations if item.context.trained_tokens == self.context.trained_tokens}
-        ours = []
-        for shape, (level, std) in self.levels.items():
-            if shape not in seen:
-                alpha = speculation.sigmoid(level + self.grown.value)
-                ours.append(AcceptanceObservation(shape, Estimate(alpha, alpha * (1 - alpha) * std, "measured"), self.context))
-        self.prior.fit([*observations, *ours])
-        return self
-
-    def _told(self, architecture: Architecture) -> float:
-        """How much of its own effect a shape's training told: 0 for none, 1 for all."""
-        if architecture not in self.levels:
-            return 0.0
-        return self.noise_std**2 / (self.noise_std**2 + self.levels[architecture][1] ** 2)
-
-    def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
-        found = self.prior.predict(architecture, context)
-        alpha = min(max(found.alpha.value, 0.002), 0.998)
-        variance = (found.alpha.std / (alpha * (1.0 - alpha))) ** 2
-        level = speculation.logit(alpha)
-        told = self._told(architecture)
-        if told:
-            here = self.prior.predict(architecture, self.context).alpha.value
-            departs = self.levels[architecture][0] + self.grown.value - speculation.logit(min(max(here, 0.002), 0.998))
-            level += told * departs
-            variance = max(variance - told * self.noise_std**2, 0.0)
-        alpha = speculation.sigmoid(level)
-        std = math.sqrt(variance + self.grown.std**2) * alpha * (1.0 - alpha)
-        return Acceptance(Estimate(alpha, math.hypot(std, self.sampling_std), "modelled"), found.drift)
-
-    def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
-        if first == second:
-            return 0.0
-        known = (self._told(first) + self._told(second)) * self.noise_std**2
-        return math.sqrt(max(self.prior.difference_std(first, second, context) ** 2 - known, 1e-6))
-
-
 def _logit_at(short: ShortTraining, tokens: int) -> float:
     """logit(alpha) at `tokens`, between the points of its curve (straight in ln(tokens))."""
     xs = [math.log(point[0]) for point in short.points]
-    ys = [speculation.logit(min(max(point[1], 0.002), 0.998)) for point in short.points]
+    ys = [speculation.logit(speculation.clamped(point[1])) for point in short.points]
     return float(np.interp(math.log(tokens), xs, ys))
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -182,6 +183,12 @@ class Scorer:
     def with_coverage(self, coverage: VocabularyCoverage) -> Scorer:
         """The same scorer, knowing how much of the user's text a trimmed head covers."""
         return self._changed(self.workload, coverage)
+
+    def with_acceptance(self, acceptance: AcceptanceEstimator, context: AcceptanceContext | None = None) -> Scorer:
+        """The same scorer with another estimator, asked in `context` (None: the same). The target's times are kept."""
+        changed = copy.copy(self)
+        changed.acceptance, changed.context = acceptance, context or self.context
+        return changed
 
     def _changed(self, workload: Workload, coverage: VocabularyCoverage | None, latency: Latency | None = None) -> Scorer:
         return Scorer(

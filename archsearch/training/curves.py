@@ -23,13 +23,13 @@ import numpy as np
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.speedup import logit, sigmoid
+from archsearch.speedup import alpha_estimate, clamped, logit
 
 if TYPE_CHECKING:
     from archsearch.training.distill import CurvePoint
 
+LEAST_SLOPE: Final = 0.05  # logit(alpha) per e-fold of tokens: a curve goes on rising by this much at least
 _PSEUDO_CURVES: Final = 2.0  # how many curves the start's widths weigh against those observed
-_LIMITS: Final = (0.002, 0.998)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,28 @@ def extrapolate(points: Sequence[AlphaPoint], tokens: int, prior: CurvePrior | N
     mean, covariance = _posterior(points, prior)
     row = _row(AlphaPoint(tokens, 0.5, annealed), prior)
     std = math.sqrt(float(row @ covariance @ row) + prior.noise_std**2)
-    alpha = sigmoid(float(row @ mean))
-    return Estimate(alpha, alpha * (1.0 - alpha) * std, "modelled")
+    return alpha_estimate(float(row @ mean), std, "modelled")
+
+
+def curve_slope(tokens: int, prior: CurvePrior | None = None) -> float:
+    """logit(alpha) per e-fold of training tokens, there; not below LEAST_SLOPE."""
+    prior = prior or CurvePrior()
+    _, slope_there, bend, _ = prior.mean
+    return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / prior.reference_tokens))
+
+
+def growth(prior: CurvePrior, start: int, end: int) -> Estimate:
+    """What training from `start` to `end` tokens and the anneal add to logit(alpha) of all shapes.
+
+    Integrated over ln(tokens). Half of it is taken as its std: it is carried on far beyond where it was seen.
+    """
+    gain, gain_std = prior.mean[3], math.sqrt(prior.covariance[3][3])
+    if end <= start:
+        return Estimate(gain, gain_std, "modelled")
+    steps = np.linspace(math.log(start), math.log(end), 33)
+    slopes = [curve_slope(round(math.exp(x)), prior) for x in (steps[:-1] + steps[1:]) / 2]
+    risen = float(np.sum(np.diff(steps) * slopes))
+    return Estimate(risen + gain, math.hypot(0.5 * risen, gain_std), "modelled")
 
 
 def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None = None, *, rounds: int = 40) -> CurvePrior:
@@ -159,7 +179,7 @@ def _row(point: AlphaPoint, prior: CurvePrior) -> np.ndarray:
 
 
 def _targets(points: Sequence[AlphaPoint]) -> np.ndarray:
-    return np.array([logit(min(max(point.alpha, _LIMITS[0]), _LIMITS[1])) for point in points])
+    return np.array([logit(clamped(point.alpha)) for point in points])
 
 
 def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[np.ndarray, np.ndarray]:
