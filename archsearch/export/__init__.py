@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from archsearch.export.card import model_card
+from archsearch.export.card import ExportPlan, model_card
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines, export_names, vllm_config
-from archsearch.export.folder import MARKER, export, padded_head_cost
+from archsearch.export.folder import MARKER, export, plan
 from archsearch.export.schedule import GammaSchedule, Ranges, check_schedule, read_schedule
+from archsearch.export.source import DraftRecord, ExportSource, ExportTarget, FullHead, HeadCost, padded_head_cost
 
 __all__ = [
     "DEFAULT_ENGINES",
+    "DraftRecord",
+    "ExportPlan",
+    "ExportSource",
+    "ExportTarget",
+    "FullHead",
+    "HeadCost",
     "GammaSchedule",
     "MARKER",
     "Ranges",
@@ -18,6 +25,7 @@ __all__ = [
     "export_names",
     "model_card",
     "padded_head_cost",
+    "plan",
     "read_schedule",
     "vllm_config",
 ]

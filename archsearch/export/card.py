@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.export.engines import Serving
-from archsearch.export.schedule import Ranges
+from archsearch.export.schedule import GammaSchedule
+from archsearch.export.source import DraftRecord, ExportSource, HeadCost
 
 _SCORE_ROWS = (  # (field of score.json, words, factor, digits)
     ("alpha", "alpha (chance that the next draft token is accepted)", 1.0, 3),
@@ -25,30 +27,56 @@ _SCORE_ROWS = (  # (field of score.json, words, factor, digits)
 )
 
 
-def model_card(
-    arch: Architecture,
-    folder: Path,
-    *,
-    gamma: int,
-    score: Mapping[str, Any] | None = None,
-    dtype: str = "bfloat16",
-    target: str | None = None,
-    confirmed: Mapping[str, Any] | None = None,
-    padded_speedup: float | None = None,
-    better_gamma: tuple[int, float] | None = None,
-    training: Mapping[str, Any] | None = None,
-    provenance: Mapping[str, Any] | None = None,
-    schedule: Ranges = (),
-    points: Sequence[Mapping[str, Any]] = (),
-    schedule_words: str = "",
-    loads: Sequence[Mapping[str, Any]] = (),
-    transformers: bool = True,
-    served: Sequence[Serving] = (),
-    head_cost: Mapping[str, float] | None = None,
-    trained: bool = True,
-) -> str:
+@dataclass(frozen=True)
+class ExportPlan:
+    """An export that was checked. `output`: where it will lie; `dtype`: what engines compute in; `served`: how each engine that
+    has a server is told; `trained`: it has weights; `head`: of a trimmed head."""
+
+    source: ExportSource
+    output: Path
+    architecture: Architecture
+    dtype: str
+    engines: tuple[str, ...]
+    served: tuple[Serving, ...] = ()
+    trained: bool = True
+    head: HeadCost | None = None
+
+    @property
+    def copied(self) -> bool:
+        """Whether the weights are written a second time, as GGUF."""
+        return any(ENGINES[name].gguf for name in self.engines)
+
+    @property
+    def in_transformers(self) -> bool:
+        """Whether an engine was asked for that takes the draft folder as it is."""
+        return any(ENGINES[name].draft_folder for name in self.engines)
+
+
+def model_card(made: ExportPlan) -> str:
     """The text of README.md. What is not known is left out; every number says whether it was predicted or measured."""
-    known = target or "TARGET"
+    source, record = made.source, made.source.record
+    lines = _what_it_is(made)
+    lines += _numbers(record, source.gamma, _padded_speedup(made))
+    lines += _schedule(source.schedule)
+    lines += _loads(record.loads)
+    lines += ["## Serve it", "", "Other engines have other times: a speed-up above holds for the engine and device it names.", ""]
+    if made.in_transformers:
+        lines += _transformers(made)
+    for each in made.served:
+        lines += [f"### {engine_title(each.engine)}", "", "```bash", each.shell(), "```", "", " ".join(each.notes), ""]
+    lines += _acceptance(record.confirmed)
+    lines += _head(made)
+    lines += _provenance(record)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _padded_speedup(made: ExportPlan) -> float | None:
+    """Predicted speed-up with the full head, where the draft's is trimmed."""
+    return made.source.full_head.speedup if made.head is not None and made.source.full_head is not None else None
+
+
+def _what_it_is(made: ExportPlan) -> list[str]:
+    arch, target = made.architecture, made.source.target.name or "TARGET"
     lines = [
         "---",
         "library_name: transformers",
@@ -58,31 +86,19 @@ def model_card(
         "",
         f"# Draft model {arch.label()}",
         "",
-        f"A draft for speculative decoding with `{known}`: {arch.num_hidden_layers} layer{'s'[: arch.num_hidden_layers > 1]}, "
+        f"A draft for speculative decoding with `{target}`: {arch.num_hidden_layers} layer{'s'[: arch.num_hidden_layers > 1]}, "
         f"hidden size {arch.hidden_size}, FFN {arch.intermediate_size}, {arch.attention_kind} ({arch.num_attention_heads} heads, "
-        f"{arch.num_key_value_heads} KV), {parameters(arch) / 1e6:.1f} M parameters. It proposes {gamma} tokens a round; the "
-        "target checks them, so its greedy output stays the same (up to ties of its own rounding).",
+        f"{arch.num_key_value_heads} KV), {parameters(arch) / 1e6:.1f} M parameters. It proposes {made.source.gamma} tokens a "
+        "round; the target checks them, so its greedy output stays the same (up to ties of its own rounding).",
         "",
     ]
-    if not trained:
+    if not made.trained:
         lines += [
             "**This folder holds a shape, not a trained draft:** there is no `model.safetensors`. An engine can time it with "
             "random weights; it drafts nothing useful until it is trained (`archsearch train`) and exported again.",
             "",
         ]
-    lines += _numbers(score, confirmed, gamma, padded_speedup if head_cost is not None else None)
-    lines += _schedule(schedule, points, schedule_words)
-    lines += _loads(loads)
-    lines += ["## Serve it", "", "Other engines have other times: a speed-up above holds for the engine and device it names.", ""]
-    if transformers:
-        lines += _transformers(folder, known, dtype, gamma)
-    for each in served:
-        lines += [f"### {engine_title(each.engine)}", "", "```bash", each.shell(), "```", "", " ".join(each.notes), ""]
-    lines += _acceptance(confirmed)
-    if head_cost is not None:
-        lines += _head(arch, folder, dtype, head_cost, padded_speedup, better_gamma)
-    lines += _provenance(provenance, training)
-    return "\n".join(lines).rstrip() + "\n"
+    return lines
 
 
 def _estimate(entry: Any, factor: float = 1.0, digits: int = 2) -> str | None:
@@ -99,10 +115,9 @@ def _source(entry: Any) -> str:
     return str(entry["source"]) if isinstance(entry, Mapping) and entry.get("source") else ""
 
 
-def _numbers(
-    score: Mapping[str, Any] | None, confirmed: Mapping[str, Any] | None, gamma: int, padded_speedup: float | None
-) -> list[str]:
+def _numbers(record: DraftRecord, gamma: int, padded_speedup: float | None) -> list[str]:
     """The score's numbers beside what the engine measured."""
+    score, confirmed = record.score, record.confirmed
     held = confirmed or {}
     measured: dict[str, str] = {}
     for name, _, factor, digits in _SCORE_ROWS:
@@ -184,17 +199,17 @@ def _acceptance(confirmed: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
-def _schedule(schedule: Ranges, points: Sequence[Mapping[str, Any]], words: str) -> list[str]:
-    if not schedule:
+def _schedule(schedule: GammaSchedule) -> list[str]:
+    if not schedule.ranges:
         return []
     lines = ["## Gamma by batch size", "", "| batch size | gamma |", "|---|---|"]
-    for first, last, gamma in schedule:
+    for first, last, gamma in schedule.ranges:
         lines.append(f"| {first if first == last else f'{first} to {last}'} | {gamma or '0 (no drafts)'} |")
     lines.append("")
-    if points:
-        lines += [f"What it is made of ({words}):" if words else "What it is made of:", ""]
+    if schedule.points:
+        lines += [f"What it is made of ({schedule.words}):" if schedule.words else "What it is made of:", ""]
         lines += ["| batch size | gamma | tau | speed-up | source |", "|---|---|---|---|---|"]
-        for point in points:
+        for point in schedule.points:
             speedup, tau = point.get("speedup"), point.get("tau")
             lines.append(
                 f"| {point.get('batch_size', '')} | {point.get('gamma', '')} | {_estimate(tau) or ''} | "
@@ -231,7 +246,8 @@ def _loads(loads: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _transformers(folder: Path, target: str, dtype: str, gamma: int) -> list[str]:
+def _transformers(made: ExportPlan) -> list[str]:
+    target, folder, dtype = made.source.target.name or "TARGET", made.output, made.dtype
     return [
         "### transformers",
         "",
@@ -245,22 +261,19 @@ def _transformers(folder: Path, target: str, dtype: str, gamma: int) -> list[str
         "print(tokenizer.decode(target.generate(**inputs, assistant_model=draft, do_sample=False, max_new_tokens=64)[0]))",
         "```",
         "",
-        f"`generation_config.json` holds gamma {gamma} (constant, no confidence threshold). One sequence at a time.",
+        f"`generation_config.json` holds gamma {made.source.gamma} (constant, no confidence threshold). One sequence at a time.",
         "",
     ]
 
 
-def _head(
-    arch: Architecture,
-    folder: Path,
-    dtype: str,
-    cost: Mapping[str, float],
-    padded_speedup: float | None,
-    better_gamma: tuple[int, float] | None,
-) -> list[str]:
-    predicted = f" Predicted speed-up with the full head: {padded_speedup:.2f}." if padded_speedup else ""
-    if better_gamma:
-        other, speedup = better_gamma
+def _head(made: ExportPlan) -> list[str]:
+    """What the trimmed head costs engines that compute it in full; nothing for a full head."""
+    if made.head is None:
+        return []
+    arch, cost, full = made.architecture, made.head, made.source.full_head
+    predicted = f" Predicted speed-up with the full head: {full.speedup:.2f}." if full is not None else ""
+    if full is not None and full.better_gamma is not None:
+        other, speedup = full.better_gamma
         predicted += f" For it gamma {other} is better: {speedup:.2f} (`archsearch export ... --gamma {other}`)."
     return [
         "## The head",
@@ -268,22 +281,22 @@ def _head(
         f"Trained with {arch.head_rows:,} of {arch.vocab_size:,} head rows (`draft_vocab.json`). The weights hold a full "
         "head, so that every engine loads them; rows of the other tokens point away from the mean hidden state and are not "
         "proposed.",
-        f"All engines above compute the full head: {cost['padded_bytes'] / 2**20:.1f} MiB of weights per draft token instead of "
-        f"{cost['trimmed_bytes'] / 2**20:.1f}, {cost['ratio']:.1f} times as much.{predicted} archsearch itself computes the kept "
+        f"All engines above compute the full head: {cost.padded_bytes / 2**20:.1f} MiB of weights per draft token instead of "
+        f"{cost.trimmed_bytes / 2**20:.1f}, {cost.ratio:.1f} times as much.{predicted} archsearch itself computes the kept "
         "rows only:",
         "",
         "```python",
         "from pathlib import Path",
         "from archsearch.models import load_draft",
-        f'draft = load_draft(Path("{folder}"), "{dtype}")',
+        f'draft = load_draft(Path("{made.output}"), "{made.dtype}")',
         "```",
         "",
     ]
 
 
-def _provenance(provenance: Mapping[str, Any] | None, training: Mapping[str, Any] | None) -> list[str]:
+def _provenance(record: DraftRecord) -> list[str]:
     """Where the draft comes from, one line each."""
-    run = (provenance or {}).get("run") or {}
+    run, training = record.provenance.get("run") or {}, record.training
     arguments, code, device = (run.get(name) or {} for name in ("arguments", "code", "device"))
     profile, packages = (run.get(name) or {} for name in ("profile", "packages"))
     rows = []

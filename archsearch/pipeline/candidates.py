@@ -13,6 +13,10 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export import (
     DEFAULT_ENGINES,
+    DraftRecord,
+    ExportSource,
+    ExportTarget,
+    FullHead,
     check_engines,
     export,
     padded_head_cost,
@@ -20,9 +24,10 @@ from archsearch.export import (
     vllm_config,
 )
 from archsearch.files import atomic_path, read_json, write_json
-from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings, has_tokenizer, has_weights
+from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings, has_tokenizer
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.session import TEXT_SHARE, SearchSession, check_weights
+from archsearch.runs.candidate import Candidate
 from archsearch.runs.run import Run, open_run
 from archsearch.search.objective import Score
 
@@ -112,86 +117,110 @@ def export_rank(
     """
     engines = check_engines(engines)
     run = open_run(path)
-    score = run.score(rank)
-    folder = run.best_dir(rank)
-    trained = has_weights(folder)
-    if not trained and not allow_untrained:
+    candidate = run.candidate(rank)
+    if not candidate.has_weights and not allow_untrained:
         raise MissingDataError(
             f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank {rank} "
             "(or export its shape: --allow-untrained)"
         )
     if schedule is not None and not schedule.is_file():
         raise ArchsearchError(f"gamma schedule not found: {schedule}")
-    planned = read_schedule(schedule or folder / "schedule.json")
-    ranges = planned.ranges
-    confirmed = run.confirmed(rank)
-    gamma = (
-        gamma
-        or (ranges[0][2] if ranges else 0)
-        or (int(confirmed["gamma"]) if confirmed and confirmed.get("gamma") else score.gamma)
-    )
-    dtype = str(run.info["profile"].get("dtype") or (confirmed or {}).get("dtype") or "bfloat16")
-    note, padded, better = "The head holds the full vocabulary.", None, None
-    ref = resolve_target(run.arguments["target"])
-    if score.architecture.trimmed:
-        cost = padded_head_cost(score.architecture, dtype)
-        predicted, advice = "", ""
-        if trained:
-            session = SearchSession.reopen(path)
-            full = score.architecture.replace(draft_vocab_size=None)
-            known = load_trained(score.architecture, folder)
-            # The padding rows never win, so acceptance is the trimmed head's; only the time changes.
-            if gamma not in known.tau:
-                raise ArchsearchError(
-                    f"gamma {gamma} was not measured on held-out text (1 to {max(known.tau)}); use a smaller one"
-                )
-            padded = session.scorer.measured(full, known.alpha, known.tau, gammas=[gamma]).speedup.value
-            predicted = f" (predicted speed-up {padded:.2f} instead of {score.speedup.value:.2f})"
-            best = session.scorer.measured(full, known.alpha, known.tau)
-            if best.gamma != gamma and not ranges:
-                better = (best.gamma, best.speedup.value)
-                advice = f" For those engines gamma {best.gamma} is better (predicted {better[1]:.2f}): --gamma {best.gamma}."
-        note = (
-            f"The head proposes {score.architecture.head_rows:,} of {score.architecture.vocab_size:,} tokens. Engines that need "
-            f"a full head load the padded one and read {cost['ratio']:.1f} times the weights per draft token{predicted}; "
-            f"archsearch.models.load_draft keeps it trimmed.{advice}"
-        )
-    if not trained:
-        note = f"It holds a shape without weights; to train it: archsearch train {path} --rank {rank}. {note}"
-    training = folder / "training.json"
+    planned = read_schedule(schedule or candidate.folder / "schedule.json")
+    record = _draft_record(run, candidate)
+    first = planned.ranges[0][2] if planned.ranges else 0
+    gamma = gamma or first or int((record.confirmed or {}).get("gamma") or candidate.score.gamma)
+    dtype = str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16")
+    full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
     written = export(
-        folder,
+        ExportSource(
+            candidate.folder,
+            gamma,
+            schedule=planned,
+            target=_export_target(run, candidate, gguf=any(engine_facts(name).gguf for name in engines)),
+            record=record,
+            full_head=full_head,
+            dtype=dtype,
+            tensor_parallel=_serving_ranks(run),
+        ),
         output,
-        gamma=gamma,
-        engines=engines,
-        schedule=ranges,
-        points=planned.points,
-        schedule_words=planned.words,
-        loads=[read_json(path, "run under load") for path in sorted(folder.glob("load-*.json"))],
-        score=score.to_dict(),
-        provenance={"run": run.info, "rank": rank, "confirmed": confirmed},
-        target=str(ref.folder or ref.hub_id or ref.name),
-        tokenizer=None if has_tokenizer(folder) else _target_tokenizer(ref),
-        target_gguf=_target_gguf(ref) if any(engine_facts(name).gguf for name in engines) else None,
-        confirmed=confirmed,
-        training=read_json(training, "training record") if trained and training.is_file() else None,
-        padded_speedup=padded,
-        better_gamma=better,
-        dtype=dtype,
-        tensor_parallel=_serving_ranks(run),
+        engines,
         allow_untrained=allow_untrained,
     )
+    note = _head_note(candidate, dtype, full_head)
+    if not candidate.has_weights:
+        note = f"It holds a shape without weights; to train it: archsearch train {path} --rank {rank}. {note}"
     return {
         "output": str(written),
         "gamma": gamma,
         "rank": rank,
         "engines": list(engines),
-        "schedule": [list(entry) for entry in ranges],
-        "trained": trained,
+        "schedule": [list(entry) for entry in planned.ranges],
+        "trained": candidate.has_weights,
         "note": note,
-        "padded_speedup": padded,
-        "better_gamma": better[0] if better else None,
+        "padded_speedup": full_head.speedup if full_head is not None else None,
+        "better_gamma": full_head.better_gamma[0] if full_head is not None and full_head.better_gamma is not None else None,
     }
+
+
+def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
+    """What the files of the run say of a candidate."""
+    training = candidate.training() if candidate.has_weights else None
+    confirmed = run.confirmed(candidate.rank)
+    loads = sorted(candidate.folder.glob("load-*.json"))
+    return DraftRecord(
+        score=candidate.score.to_dict(),
+        confirmed=confirmed,
+        training=training.to_dict() if training is not None else None,
+        loads=tuple(read_json(path, "run under load") for path in loads),
+        provenance={"run": run.info, "rank": candidate.rank, "confirmed": confirmed},
+    )
+
+
+def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -> FullHead | None:
+    """What engines get that compute the full head of a trained draft; None where its head is full, or it has no weights.
+
+    The padding rows never win, so acceptance is the trimmed head's; only the time changes. `scheduled`: gamma goes by batch size,
+    so no other one is proposed. Raises ArchsearchError for a gamma that was not measured on held-out text.
+    """
+    if not candidate.architecture.trimmed or not candidate.has_weights:
+        return None
+    scorer = SearchSession.reopen(run.path).scorer
+    known = load_trained(candidate.architecture, candidate.folder)
+    if gamma not in known.tau:
+        raise ArchsearchError(f"gamma {gamma} was not measured on held-out text (1 to {max(known.tau)}); use a smaller one")
+    full = candidate.architecture.replace(draft_vocab_size=None)
+    here, best = (scorer.measured(full, known.alpha, known.tau, gammas=gammas) for gammas in ([gamma], None))
+    better = (best.gamma, best.speedup.value) if best.gamma != gamma and not scheduled else None
+    return FullHead(here.speedup.value, better)
+
+
+def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> str:
+    """One sentence about what a trimmed head costs engines that compute it in full."""
+    arch = candidate.architecture
+    if not arch.trimmed:
+        return "The head holds the full vocabulary."
+    predicted, advice = "", ""
+    if full_head is not None:
+        own = candidate.score.speedup.value
+        predicted = f" (predicted speed-up {full_head.speedup:.2f} instead of {own:.2f})"
+        if full_head.better_gamma is not None:
+            gamma, speedup = full_head.better_gamma
+            advice = f" For those engines gamma {gamma} is better (predicted {speedup:.2f}): --gamma {gamma}."
+    return (
+        f"The head proposes {arch.head_rows:,} of {arch.vocab_size:,} tokens. Engines that need a full head load the padded one "
+        f"and read {padded_head_cost(arch, dtype).ratio:.1f} times the weights per draft token{predicted}; "
+        f"archsearch.models.load_draft keeps it trimmed.{advice}"
+    )
+
+
+def _export_target(run: Run, candidate: Candidate, *, gguf: bool) -> ExportTarget:
+    """The run's target. `gguf`: an engine takes the target's own GGUF."""
+    ref = resolve_target(run.arguments["target"])
+    return ExportTarget(
+        str(ref.folder or ref.hub_id or ref.name),
+        None if has_tokenizer(candidate.folder) else _target_tokenizer(ref),
+        _target_gguf(ref) if gguf else None,
+    )
 
 
 def _target_tokenizer(ref: TargetRef) -> Any:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 import archsearch.export.folder as folder_module
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.export import DEFAULT_ENGINES, export, padded_head_cost
+from archsearch.export import DEFAULT_ENGINES, DraftRecord, ExportSource, ExportTarget, GammaSchedule, export, padded_head_cost
 from archsearch.models.drafts import build_draft, load_draft, save_draft
 
 ARCH = Architecture(
@@ -45,7 +45,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def test_export_loads_everywhere(draft_folder: Path, tmp_path: Path) -> None:
-    output = export(draft_folder, tmp_path / "out", gamma=5, score={"alpha": {"value": 0.5, "std": 0.1, "source": "measured"}})
+    score = {"alpha": {"value": 0.5, "std": 0.1, "source": "measured"}}
+    output = export(ExportSource(draft_folder, 5, record=DraftRecord(score=score)), tmp_path / "out")
     padded = AutoModelForCausalLM.from_pretrained(output, dtype=torch.bfloat16)
     trimmed = load_draft(output, torch.bfloat16)
     assert torch.equal(padded.lm_head.weight[KEPT], trimmed.lm_head.weight)
@@ -69,7 +70,7 @@ def test_export_loads_everywhere(draft_folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_exported_draft_assists_in_transformers_with_its_gamma(draft_folder: Path, tmp_path: Path) -> None:
-    output = export(draft_folder, tmp_path / "out", gamma=3)
+    output = export(ExportSource(draft_folder, 3), tmp_path / "out")
     torch.manual_seed(0)
     full = ARCH.replace(draft_vocab_size=None, num_hidden_layers=2)
     target = build_draft(full, torch.float32).eval()
@@ -88,12 +89,12 @@ def test_the_exported_draft_assists_in_transformers_with_its_gamma(draft_folder:
 
 
 def test_only_what_was_asked_for(draft_folder: Path, tmp_path: Path) -> None:
-    output = export(draft_folder, tmp_path / "out", gamma=2, engines=["sglang"], schedule=RANGES)
+    output = export(ExportSource(draft_folder, 2, schedule=GammaSchedule(RANGES)), tmp_path / "out", ["sglang"])
     names = {path.name for path in output.iterdir()}
     assert "speculative_config.json" not in names and "tensorrt-llm.yaml" not in names
     card = (output / "README.md").read_text()
     assert "### SGLang" in card and "### vLLM" not in card and "### transformers" not in card
-    both = export(draft_folder, tmp_path / "both", gamma=2, schedule=RANGES)
+    both = export(ExportSource(draft_folder, 2, schedule=GammaSchedule(RANGES)), tmp_path / "both")
     assert json.loads((both / "speculative_config.json").read_text())["num_speculative_tokens_per_batch_size"] == [
         [1, 2, 4],
         [3, 16, 1],
@@ -105,26 +106,28 @@ def test_only_what_was_asked_for(draft_folder: Path, tmp_path: Path) -> None:
 def test_a_shape_without_weights(draft_folder: Path, tmp_path: Path) -> None:
     (draft_folder / "model.safetensors").unlink()
     with pytest.raises(MissingDataError, match=r"model\.safetensors"):
-        export(draft_folder, tmp_path / "out", gamma=2)
+        export(ExportSource(draft_folder, 2), tmp_path / "out")
     with pytest.raises(MissingDataError, match="llama.cpp needs weights"):
-        export(draft_folder, tmp_path / "out", gamma=2, engines=["llama.cpp"], allow_untrained=True)
+        export(ExportSource(draft_folder, 2), tmp_path / "out", ["llama.cpp"], allow_untrained=True)
     assert not (tmp_path / "out").exists()
-    output = export(draft_folder, tmp_path / "out", gamma=2, allow_untrained=True)
+    output = export(ExportSource(draft_folder, 2), tmp_path / "out", allow_untrained=True)
     assert "a shape, not a trained draft" in (output / "README.md").read_text()
     assert not json.loads((output / "export.json").read_text())["trained"]
     assert AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(output)).config.vocab_size == 40
 
 
 def test_the_targets_tokenizer_fills_in(draft_folder: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    output = export(draft_folder, tmp_path / "out", gamma=2, tokenizer=tokenizer)
+    output = export(ExportSource(draft_folder, 2, target=ExportTarget(tokenizer=tokenizer)), tmp_path / "out")
     assert AutoTokenizer.from_pretrained(output).get_vocab() == tokenizer.get_vocab()
     tokenizer.add_tokens(["other"])
-    again = export(output, tmp_path / "again", gamma=2, tokenizer=tokenizer)
+    again = export(ExportSource(output, 2, target=ExportTarget(tokenizer=tokenizer)), tmp_path / "again")
     assert "other" not in AutoTokenizer.from_pretrained(again).get_vocab(), "the draft's own tokenizer stays"
 
 
 def test_gguf_with_the_folder(draft_folder: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    output = export(draft_folder, tmp_path / "out", gamma=2, engines=["llama.cpp"], tokenizer=tokenizer, dtype="float32")
+    output = export(
+        ExportSource(draft_folder, 2, target=ExportTarget(tokenizer=tokenizer), dtype="float32"), tmp_path / "out", ["llama.cpp"]
+    )
     ours = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
     theirs = AutoModelForCausalLM.from_pretrained(output, gguf_file="draft.gguf", dtype=torch.float32)
     ids = torch.tensor([KEPT])
@@ -132,49 +135,49 @@ def test_gguf_with_the_folder(draft_folder: Path, tmp_path: Path, tokenizer: Pre
     command = json.loads((output / "export.json").read_text())["commands"]["llama.cpp"]
     assert str(output / "draft.gguf") in command
     with pytest.raises(MissingDataError, match=r"no tokenizer\.json"):
-        export(draft_folder, tmp_path / "bare", gamma=2, engines=["llama.cpp"])
+        export(ExportSource(draft_folder, 2), tmp_path / "bare", ["llama.cpp"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "out"], "a refused export leaves nothing"
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(draft_folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.mkdir()
-    export(draft_folder, output, gamma=2)
+    export(ExportSource(draft_folder, 2), output)
     (output / "stale").touch()
-    export(draft_folder, output, gamma=3)
+    export(ExportSource(draft_folder, 3), output)
     assert not (output / "stale").exists()
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
     with pytest.raises(ArchsearchError, match="not empty"):
-        export(draft_folder, other, gamma=2)
+        export(ExportSource(draft_folder, 2), other)
     assert [path.name for path in other.iterdir()] == ["thesis.txt"]
     with pytest.raises(ArchsearchError, match="own folder"):
-        export(draft_folder, draft_folder, gamma=2)
+        export(ExportSource(draft_folder, 2), draft_folder)
 
 
 def test_a_failed_export_leaves_the_old_one(draft_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = export(draft_folder, tmp_path / "out", gamma=2)
+    output = export(ExportSource(draft_folder, 2), tmp_path / "out")
 
     def full_disk(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folder_module.shutil, "copyfile", full_disk)
     with pytest.raises(ArchsearchError, match="No space left"):
-        export(draft_folder, output, gamma=4)
+        export(ExportSource(draft_folder, 4), output)
     assert json.loads((output / "speculative_config.json").read_text())["num_speculative_tokens"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "out"]
 
 
 def test_refusals(draft_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArchsearchError, match="gamma"):
-        export(draft_folder, tmp_path / "out", gamma=0)
+        export(ExportSource(draft_folder, 0), tmp_path / "out")
     with pytest.raises(ArchsearchError, match="unknown engine 'ollama'"):
-        export(draft_folder, tmp_path / "out", gamma=2, engines=["ollama"])
+        export(ExportSource(draft_folder, 2), tmp_path / "out", ["ollama"])
     with pytest.raises(ArchsearchError, match="start at batch size 1"):
-        export(draft_folder, tmp_path / "out", gamma=2, schedule=[(2, 8, 3)])
+        export(ExportSource(draft_folder, 2, schedule=GammaSchedule(((2, 8, 3),))), tmp_path / "out")
     with pytest.raises(ArchsearchError, match=r"no config\.json"):
-        export(tmp_path, tmp_path / "out", gamma=2)
+        export(ExportSource(tmp_path, 2), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -190,5 +193,5 @@ def test_what_the_padded_head_costs() -> None:
         draft_vocab_size=8192,
     )
     cost = padded_head_cost(big, "bfloat16")
-    assert cost["padded_bytes"] - cost["trimmed_bytes"] == (49152 - 8192) * 576 * 2
-    assert padded_head_cost(big.replace(draft_vocab_size=None), "bfloat16")["ratio"] == 1.0
+    assert cost.padded_bytes - cost.trimmed_bytes == (49152 - 8192) * 576 * 2
+    assert padded_head_cost(big.replace(draft_vocab_size=None), "bfloat16").ratio == 1.0

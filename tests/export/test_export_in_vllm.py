@@ -13,7 +13,7 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.environments import find_python
 from archsearch.errors import ArchsearchError
-from archsearch.export import export
+from archsearch.export import ExportSource, ExportTarget, GammaSchedule, export
 from archsearch.models.drafts import build_draft, save_draft
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ ARCH = Architecture(
     vocab_size=512,
     max_position_embeddings=256,
 )
-RANGES = [(1, 1, 3), (2, 4, 1), (5, 64, 0)]
+RANGES = ((1, 1, 3), (2, 4, 1), (5, 64, 0))
 
 PROGRAM = """
 import json, sys
@@ -74,7 +74,9 @@ def test_vllm_reads_and_serves_an_export(tmp_path: Path) -> None:
     target, draft = tmp_path / "target", tmp_path / "draft"
     save_draft(build_draft(ARCH.replace(num_hidden_layers=2), torch.float32), target)
     save_draft(build_draft(ARCH, torch.float32), draft)
-    output = export(draft, tmp_path / "out", gamma=2, engines=["vllm"], schedule=RANGES, target=str(target), dtype="float32")
+    output = export(
+        ExportSource(draft, 2, GammaSchedule(RANGES), ExportTarget(str(target)), dtype="float32"), tmp_path / "out", ["vllm"]
+    )
     command = json.loads((output / "export.json").read_text())["commands"]["vllm"]
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.export.card import model_card
-from archsearch.export.engines import Setup, serving
+from archsearch.export.card import ExportPlan, model_card
+from archsearch.export.engines import Serving, Setup, serving
+from archsearch.export.schedule import GammaSchedule
+from archsearch.export.source import DraftRecord, ExportSource, ExportTarget, FullHead, HeadCost
 
 ARCH = Architecture(
     hidden_size=576,
@@ -17,11 +20,17 @@ ARCH = Architecture(
     vocab_size=49152,
 )
 TRIMMED = ARCH.replace(draft_vocab_size=8192)
-COST = {"padded_bytes": 80e6, "trimmed_bytes": 40e6, "ratio": 2.0}
+COST = HeadCost(trimmed_bytes=40e6, padded_bytes=80e6)
 
 
 def estimate(value: float, std: float, source: str) -> dict[str, Any]:
     return {"value": value, "std": std, "source": source}
+
+
+def card_of(arch: Architecture, *, head: HeadCost | None = None, served: Sequence[Serving] = (), **source: Any) -> str:
+    """The card of an export to /x for transformers and what is `served`."""
+    made = ExportSource(Path("/draft"), **source)
+    return model_card(ExportPlan(made, Path("/x"), arch, "bfloat16", ("transformers",), tuple(served), head=head))
 
 
 SCORE = {
@@ -52,7 +61,7 @@ CONFIRMED = {
 
 
 def test_what_is_known_is_said_with_its_source() -> None:
-    card = model_card(TRIMMED, Path("/x"), gamma=6, score=SCORE, confirmed=CONFIRMED, head_cost=COST, padded_speedup=1.7)
+    card = card_of(TRIMMED, gamma=6, record=DraftRecord(SCORE, CONFIRMED), head=COST, full_head=FullHead(1.7))
     assert "| speed-up | 2.50 ± 0.15 | modelled | 2.42 (5-95 %: 2.19 to 2.64) |" in card
     assert "| drafting a round, ms | 11.4 ± 0.3 | modelled |  |" in card
     assert "| target step, ms |  |  | 58.1 |" in card
@@ -64,29 +73,29 @@ def test_what_is_known_is_said_with_its_source() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    card = model_card(ARCH, Path("/x"), gamma=2)
+    card = card_of(ARCH, gamma=2)
     for heading in ("## Numbers", "## Acceptance", "## Gamma by batch size", "## The head", "None", "nan"):
         assert heading not in card
     assert "TARGET" in card and "Exported by archsearch" in card
-    unconfirmed = model_card(ARCH, Path("/x"), gamma=2, score=SCORE)
+    unconfirmed = card_of(ARCH, gamma=2, record=DraftRecord(SCORE))
     assert "Nothing was measured in an engine yet" in unconfirmed
 
 
 def test_a_confirmation_with_synthetic_acceptance_is_not_called_measured() -> None:
     synthetic = {"engine": "vllm", "gamma": 2, "alpha": estimate(0.7, 0.0, "assumed"), "speedup": estimate(1.4, 0.1, "measured")}
-    card = model_card(ARCH, Path("/x"), gamma=2, confirmed=synthetic)
+    card = card_of(ARCH, gamma=2, record=DraftRecord(confirmed=synthetic))
     assert "| 0.700 (assumed) |" in card and "| 1.40 ± 0.10 |" in card and "kept rows" not in card
 
 
 def test_the_head() -> None:
-    card = model_card(TRIMMED, Path("/x"), gamma=2, head_cost=COST, padded_speedup=1.7, better_gamma=(4, 1.8))
+    card = card_of(TRIMMED, gamma=2, head=COST, full_head=FullHead(1.7, (4, 1.8)))
     assert "8,192 of 49,152" in card and "2.0 times as much" in card and "gamma 4 is better: 1.80" in card
-    assert "The head" not in model_card(ARCH, Path("/x"), gamma=2)
+    assert "The head" not in card_of(ARCH, gamma=2)
 
 
 def test_the_schedule_and_its_points() -> None:
-    points = [{"batch_size": 1, "gamma": 4, "tau": 3.1, "speedup": estimate(1.8, 0.1, "measured")}]
-    card = model_card(ARCH, Path("/x"), gamma=4, schedule=((1, 1, 4), (2, 8, 0)), points=points)
+    points = ({"batch_size": 1, "gamma": 4, "tau": 3.1, "speedup": estimate(1.8, 0.1, "measured")},)
+    card = card_of(ARCH, gamma=4, schedule=GammaSchedule(((1, 1, 4), (2, 8, 0)), points))
     assert "| 1 | 4 |\n| 2 to 8 | 0 (no drafts) |" in card and "| 1 | 4 | 3.10 | 1.80 ± 0.10 | measured |" in card
 
 
@@ -101,7 +110,7 @@ def test_runs_under_load() -> None:
         "rows": [row, off],
         "synthetic": True,
     }
-    card = model_card(ARCH, Path("/x"), gamma=2, loads=[load, {"rows": []}])
+    card = card_of(ARCH, gamma=2, record=DraftRecord(loads=(load, {"rows": []})))
     assert card.count("## Under load") == 1 and "## Under load in vllm 0.32.0" in card and "by chance" in card
     assert "| 4 | gamma 2 | 2 | 2.10 | 1.30 ± 0.05 |  |" in card and "| 8 | schedule | 0 | 1.00 |  | 1.00 |" in card
 
@@ -120,7 +129,9 @@ def test_commands_and_provenance() -> None:
         "packages": {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6"},
     }
     training = {"tokens": 4868774, "seconds": 1154.0, "seed": 0, "prompts": "the shipped ones"}
-    card = model_card(ARCH, Path("/x"), gamma=4, target="org/t", served=served, provenance={"run": run}, training=training)
+    card = card_of(
+        ARCH, gamma=4, target=ExportTarget("org/t"), served=served, record=DraftRecord(training=training, provenance={"run": run})
+    )
     for each in served:
         assert each.shell() in card
     for words in (
