@@ -12,7 +12,7 @@ token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -345,20 +345,41 @@ def counting_doubt(median: float, pooled: float) -> str | None:
 
 # --- why a prediction was off ----------------------------------------------------------------------------------------
 
-ROUND_TERMS = ("draft_s", "verify_s", "overhead_s")
+
+@dataclass(frozen=True, slots=True)
+class RoundTerms:
+    """What a speed-up is made of: tokens a round, seconds of one plain target step, and the three parts of a round (seconds)."""
+
+    tau: float
+    decode_s: float
+    draft_s: float
+    verify_s: float
+    overhead_s: float
+
+    @property
+    def round_s(self) -> float:
+        return math.fsum((self.draft_s, self.verify_s, self.overhead_s))
+
+    def slowed(self, slowdown: float) -> RoundTerms:
+        """The same on a machine that is `slowdown` times slower (below 1: faster)."""
+        times = (slowdown * part for part in (self.decode_s, self.draft_s, self.verify_s, self.overhead_s))
+        return RoundTerms(self.tau, *times)
 
 
-def error_by_term(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+def error_by_term(predicted: RoundTerms, measured: RoundTerms) -> RoundTerms:
     """How much of ln(predicted speed-up / measured) each term brings; they add up to it exactly.
 
-    Both hold `tau`, `decode_s`, `draft_s`, `verify_s`, `overhead_s`. The round's part is split among its terms in proportion to
-    their differences (logarithmic mean of the two rounds). Positive: this term makes the prediction too high.
+    The round's part is split among its terms in proportion to their differences (logarithmic mean of the two rounds). Positive:
+    this term makes the prediction too high.
     """
-    parts = {
-        "tau": math.log(predicted["tau"] / measured["tau"]),
-        "decode_s": math.log(predicted["decode_s"] / measured["decode_s"]),
-    }
-    rounds = [math.fsum(terms[name] for name in ROUND_TERMS) for terms in (predicted, measured)]
-    difference = rounds[0] - rounds[1]
-    mean = difference / math.log(rounds[0] / rounds[1]) if abs(difference) > 1e-12 * rounds[1] else rounds[1]
-    return parts | {name: -(predicted[name] - measured[name]) / mean for name in ROUND_TERMS}
+    difference = predicted.round_s - measured.round_s
+    mean = measured.round_s
+    if abs(difference) > 1e-12 * measured.round_s:
+        mean = difference / math.log(predicted.round_s / measured.round_s)
+    return RoundTerms(
+        math.log(predicted.tau / measured.tau),
+        math.log(predicted.decode_s / measured.decode_s),
+        -(predicted.draft_s - measured.draft_s) / mean,
+        -(predicted.verify_s - measured.verify_s) / mean,
+        -(predicted.overhead_s - measured.overhead_s) / mean,
+    )

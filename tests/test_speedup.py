@@ -1,5 +1,6 @@
 """Known answers: the paper's rows (arXiv 2402.01528), its public log, and limits that hold for any speculation."""
 
+import dataclasses
 import math
 import random
 
@@ -167,23 +168,17 @@ def test_break_even_estimate():
 
 
 def test_error_by_term_adds_up_to_the_error():
-    names = ("tau", "decode_s", "draft_s", "verify_s", "overhead_s")
-    measured = dict(zip(names, (2.5, 0.020, 0.006, 0.022, 0.003), strict=True))
-    predicted = dict(zip(names, (2.7, 0.021, 0.004, 0.025, 0.003), strict=True))
-
-    def gain(terms):
-        return sp.speedup(*(terms[name] for name in names))
-
+    measured = sp.RoundTerms(2.5, 0.020, 0.006, 0.022, 0.003)
+    predicted = sp.RoundTerms(2.7, 0.021, 0.004, 0.025, 0.003)
     shares = sp.error_by_term(predicted, measured)
-    assert sum(shares.values()) == pytest.approx(math.log(gain(predicted) / gain(measured)))
-    assert shares["tau"] == pytest.approx(math.log(2.7 / 2.5)) and shares["decode_s"] == pytest.approx(math.log(21 / 20))
-    assert (
-        shares["draft_s"] > 0 > shares["verify_s"] and shares["overhead_s"] == 0
-    )  # too fast a draft flatters, too slow a check not
-    assert set(sp.error_by_term(measured, measured).values()) == {0.0}
+    gains = [sp.speedup(*dataclasses.astuple(terms)) for terms in (predicted, measured)]
+    assert sum(dataclasses.astuple(shares)) == pytest.approx(math.log(gains[0] / gains[1]))
+    assert shares.tau == pytest.approx(math.log(2.7 / 2.5)) and shares.decode_s == pytest.approx(math.log(21 / 20))
+    assert shares.draft_s > 0 > shares.verify_s and shares.overhead_s == 0  # too fast a draft flatters, too slow a check not
+    assert set(dataclasses.astuple(sp.error_by_term(measured, measured))) == {0.0}
 
 
 def test_error_by_term_where_the_rounds_agree_but_their_parts_do_not():
-    measured = {"tau": 2.0, "decode_s": 0.02, "draft_s": 0.006, "verify_s": 0.020, "overhead_s": 0.004}
-    shares = sp.error_by_term(measured | {"draft_s": 0.010, "verify_s": 0.016}, measured)
-    assert shares["draft_s"] == pytest.approx(-0.004 / 0.030) and shares["verify_s"] == pytest.approx(0.004 / 0.030)
+    measured = sp.RoundTerms(2.0, 0.02, 0.006, 0.020, 0.004)
+    shares = sp.error_by_term(dataclasses.replace(measured, draft_s=0.010, verify_s=0.016), measured)
+    assert shares.draft_s == pytest.approx(-0.004 / 0.030) and shares.verify_s == pytest.approx(0.004 / 0.030)

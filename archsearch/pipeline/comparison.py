@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from archsearch.estimate import Estimate
-from archsearch.speedup import error_by_term
-
-TERMS: Final = ("tau", "decode_s", "draft_s", "verify_s", "overhead_s")
-
-
-def predicted_terms(score: Any, overhead: Estimate) -> dict[str, float]:
-    """The terms of a Score as `speedup.error_by_term` takes them."""
-    return {
-        "tau": score.tau.value,
-        "decode_s": score.decode_s.value,
-        "draft_s": score.draft_s.value,
-        "verify_s": score.verify_s.value,
-        "overhead_s": overhead.value,
-    }
+from archsearch.search.objective import Score
+from archsearch.speedup import RoundTerms, error_by_term
 
 
-def explain(predicted: dict[str, float], measured: dict[str, float | None], slowdown: float = 1.0) -> dict[str, Any] | None:
+def predicted_terms(score: Score, overhead: Estimate) -> RoundTerms:
+    """The terms of a score; `overhead`: what the engine adds to a round."""
+    return RoundTerms(score.tau.value, score.decode_s.value, score.draft_s.value, score.verify_s.value, overhead.value)
+
+
+def measured_terms(
+    tau: float, decode_s: float, draft_s: float | None, verify_s: float | None, rest_s: float | None
+) -> RoundTerms | None:
+    """The terms that an engine told; None where one is missing or nothing was accepted or timed."""
+    if draft_s is None or verify_s is None or rest_s is None or min(tau, decode_s) <= 0:
+        return None
+    return RoundTerms(tau, decode_s, draft_s, verify_s, rest_s)
+
+
+def explain(predicted: RoundTerms, measured: RoundTerms | None, slowdown: float = 1.0) -> dict[str, dict[str, float]] | None:
     """Predicted, measured and each term's share of the error of the speed-up; None where the engine did not tell a term.
 
     Measured times are divided by the machine's `slowdown`, so that they stand beside predictions at the profile's speed.
     """
-    told = {name: value if name == "tau" else value / slowdown for name, value in measured.items() if value is not None}
-    if len(told) < len(measured) or min(told["tau"], told["decode_s"]) <= 0:
+    if measured is None:
         return None
-    shares = error_by_term(predicted, told)
-    return {name: {"predicted": predicted[name], "measured": told[name], "log_error": shares[name]} for name in TERMS}
+    told = measured.slowed(1.0 / slowdown)
+    parts = [dataclasses.asdict(terms) for terms in (predicted, told, error_by_term(predicted, told))]
+    return {name: {"predicted": parts[0][name], "measured": parts[1][name], "log_error": parts[2][name]} for name in parts[0]}
 
 
 def error_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
-from archsearch.pipeline.comparison import error_summary, explain, predicted_terms
+from archsearch.pipeline.comparison import error_summary, explain, measured_terms, predicted_terms
 from archsearch.pipeline.confirm_prompts import spread_prompts
 from archsearch.pipeline.engine_choice import (
     PARTIAL_FILE,
@@ -229,13 +229,7 @@ def _load_row(
     predicted = local.measured(arch, alpha, {gamma: tau}, gammas=[gamma])
     counted = local.measured(arch, alpha, {gamma: Estimate(measured.tau, 0.0, "measured")}, gammas=[gamma])
     overhead = local.latency.overhead_s(local.target, local.workload, gamma)
-    told = {
-        "tau": measured.tau,
-        "decode_s": alone.step_s,
-        "draft_s": measured.draft_s,
-        "verify_s": measured.target_s,
-        "overhead_s": measured.rest_s,
-    }
+    told = measured_terms(measured.tau, alone.step_s, measured.draft_s, measured.target_s, measured.rest_s)
     return row | {
         "predicted_speedup": predicted.speedup.to_dict(),
         "relative_error": predicted.speedup.value / measured.speedup.value - 1.0,

@@ -5,22 +5,25 @@ Every prompt runs with and without the draft, back to back.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archsearch.architecture.hf_config import read_architecture
-from archsearch.drafts.records import load_trained
+from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import Workshop
 from archsearch.engine_facts import engine_facts
+from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import write_json
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.candidates import write_report
-from archsearch.pipeline.comparison import explain, predicted_terms
+from archsearch.pipeline.comparison import explain, measured_terms, predicted_terms
 from archsearch.pipeline.engine_choice import (
     PARTIAL_FILE,
     EngineChoice,
@@ -28,15 +31,61 @@ from archsearch.pipeline.engine_choice import (
     engine_settings,
     engine_target,
     keep_partial,
+    profile_first,
     serving_scorer,
     take_turns,
 )
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
+from archsearch.search.objective import Score, Scorer
 
 if TYPE_CHECKING:
-    from archsearch.engines.engine import Engine
+    from archsearch.engines.engine import Engine, ModelSource
+    from archsearch.engines.measure.by_prompt import Confirmation
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One confirmation: the candidate, the engine, the prompts and what the measurement stands beside."""
+
+    session: SearchSession
+    shop: Workshop
+    choice: EngineChoice
+    engine: str
+    score: Score
+    folder: Path
+    trained: TrainedDraft
+    scorer: Scorer
+    latency_words: str
+    asked: list[EnginePrompt]
+    sampling: Sampling
+    gammas: list[int]
+
+    @property
+    def inside(self) -> bool:
+        """Whether the engine runs in this process and takes modules, not folders."""
+        return engine_facts(self.engine).in_process
+
+    @property
+    def context(self) -> int:
+        """Tokens in the KV cache in mid-answer, of the mean prompt."""
+        return round(statistics.fmean(len(item.token_ids) for item in self.asked) + self.sampling.max_new_tokens / 2)
+
+    def factory(self, dtype: str) -> Callable[[], Engine]:
+        from archsearch.engines.registry import make_engine
+
+        longest = max(len(prompt.token_ids) for prompt in self.asked) + self.sampling.max_new_tokens
+        settings = engine_settings(self.session, self.choice, concurrency=1, max_len=longest, dtype=dtype)
+        return lambda: make_engine(self.engine, settings, self.shop.tokenizer)
+
+    def models(self, dtype: str) -> tuple[ModelSource, ModelSource]:
+        """Target and draft as the engine takes them."""
+        from archsearch.models.drafts import load_draft
+
+        if self.inside:
+            return self.shop.model(dtype), load_draft(self.folder, dtype)
+        return engine_target(self.session.target), self.folder
 
 
 def confirm_rank(
@@ -54,19 +103,9 @@ def confirm_rank(
     The prediction beside it is the score's: latency from the profile, tau from the trace on held-out text; and once more with the
     tau that the engine counted, which leaves only the latency's error.
     """
-    import gc
-
-    from archsearch.engines.engine import EnginePrompt, Sampling
-    from archsearch.engines.measure.by_prompt import confirm, exactness_check
-    from archsearch.engines.registry import make_engine
-    from archsearch.models.drafts import load_draft
-    from archsearch.text.prompts import encode_prompts, read_prompts
-
-    run = session.run
-    choice = choice or EngineChoice()
+    run, choice = session.run, choice or EngineChoice()
     name = choice.name or session.request.engine
-    score = run.score(rank)
-    folder = run.best_dir(rank)
+    score, folder = run.score(rank), run.best_dir(rank)
     if not has_weights(folder):
         raise MissingDataError(
             f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path} --rank {rank}), or prove its shape "
@@ -79,108 +118,114 @@ def confirm_rank(
     check_tokenizer(shop.tokenizer, folder)
     scorer, words = serving_scorer(session, name)
     engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
-    chosen = read_prompts(prompts) if prompts else shop.prompts.heldout
-    count = prompt_count or session.request.confirm_prompts
-    encoded = encode_prompts(spread_prompts(chosen, count), shop.tokenizer)
-    asked = [EnginePrompt(item.id or str(number), item.token_ids, item.category or None) for number, item in enumerate(encoded)]
-    sampling = Sampling(
-        max_new_tokens=session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed
-    )
-    wanted = list(gammas) or [score.gamma]
-    unknown = [gamma for gamma in wanted if gamma not in trained.tau]
-    if unknown:
-        raise ArchsearchError(
-            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a smaller gamma"
-        )
-    longest = max(len(prompt.token_ids) for prompt in asked) + sampling.max_new_tokens
-    inside = engine_facts(name).in_process
-
-    def factory(dtype: str) -> Callable[[], Engine]:
-        settings = engine_settings(session, choice, concurrency=1, max_len=longest, dtype=dtype)
-        return lambda: make_engine(name, settings, shop.tokenizer)
-
-    def sources(dtype: str) -> tuple[Any, Any]:
-        return (shop.model(dtype), load_draft(folder, dtype)) if inside else (engine_target(session.target), folder)
-
-    slowdowns = [machine_slowdown(session.source)]
+    asked = _prompts(shop, prompts, prompt_count or session.request.confirm_prompts)
+    sampling = Sampling(session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed)
+    wanted = _known_gammas(gammas or [score.gamma], trained)
+    case = _Case(session, shop, choice, name, score, folder, trained, scorer, words, asked, sampling, wanted)
     started = time.monotonic()
-    try:
-        with ProgressLine(f"confirm in {name}") as line:
-            results = confirm(
-                factory(session.source.dtype),
-                *sources(session.source.dtype),
-                wanted,
-                asked,
-                sampling,
-                apart=not inside and choice.server_url is None and take_turns(session, score.architecture, len(wanted) + 1, 1),
-                progress=line,
-            )
-    except RunFailed as error:
-        raise keep_partial(error, folder / PARTIAL_FILE.format(what="confirmed", engine=name), "prompts") from error
-    slowdowns.append(machine_slowdown(session.source))
-    known_slowdowns = [value for value in slowdowns if value is not None]
-    slowdown = statistics.fmean(known_slowdowns or [1.0])
-    exact, unchecked = None, None
-    if session.request.temperature == 0 and choice.server_url is None:
-        gc.collect()
-        few = asked[:4] if inside else asked  # an engine of its own loads as quickly for all
-        try:
-            with ProgressLine("identical output in float32") as line:
-                exact = exactness_check(
-                    factory("float32"), *sources("float32"), wanted[0], few, max_new_tokens=32 if inside else 64, progress=line
-                )
-        except RunFailed as error:  # what was measured stands without it
-            unchecked = str(error)
-    context = round(statistics.fmean(len(item.token_ids) for item in encoded) + session.request.answer_tokens / 2)
-    local = scorer.at_context(context)
-    rows = []
-    for gamma, outcome in results.items():
-        predicted = local.measured(score.architecture, trained.alpha, trained.tau, gammas=[gamma])
-        counted = local.measured(score.architecture, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
-        row = outcome.to_dict(predicted.speedup.value)
-        overhead = local.latency.overhead_s(local.target, local.workload, gamma)
-        row |= {
-            "predicted": predicted.to_dict(),
-            "predicted_at_measured_tau": counted.speedup.value,
-            "relative_error_at_measured_tau": counted.speedup.value / outcome.speedup.value - 1.0,
-            "predicted_round_s": predicted.draft_s.value + predicted.verify_s.value + overhead.value,
-            "overhead_s": overhead.to_dict(),
-            "error_by_term": explain(
-                predicted_terms(predicted, overhead),
-                {
-                    "tau": outcome.tau.value,
-                    "decode_s": outcome.decode_s,
-                    "draft_s": outcome.draft_s,
-                    "verify_s": outcome.verify_s,
-                    "overhead_s": outcome.rest_s,
-                },
-                slowdown,
-            ),
-            "context": context,
-            "slowdown": slowdown if known_slowdowns else None,
-            "dtype": session.source.dtype,
-            "latency": words,
-        }
-        rows.append(row)
+    results, slowdown = _measure(case)
+    exact, unchecked = _exactness(case)
+    rows = [_row(case, outcome, slowdown) for outcome in results.values()]
     best = max(rows, key=lambda row: row["speedup"]["value"])
-    identical = None
-    if exact is not None:
-        identical = {"prompts": exact.prompts, "identical": exact.identical, "alpha": exact.alpha}
-    best = {
+    result = {
         **best,
         "rank": rank,
         "architecture": score.architecture.label(),
-        "identical_output_float32": identical,
+        "identical_output_float32": exact,
         "identical_output_unchecked": unchecked,
         "other_gammas": [row for row in rows if row is not best],
         "seconds": time.monotonic() - started,
     }
     before = run.confirmed(rank)
     if name == session.request.engine or before is None or before.get("engine") == name:
-        run.write_confirmed(rank, best)  # the engine that the run predicts for keeps this place
-    write_json(folder / f"confirmed-{name}.json", best)
+        run.write_confirmed(rank, result)  # the engine that the run predicts for keeps this place
+    write_json(folder / f"confirmed-{name}.json", result)
     write_report(run)
-    return best
+    return result
+
+
+def _prompts(shop: Workshop, file: Path | None, count: int) -> list[EnginePrompt]:
+    """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
+    from archsearch.text.prompts import encode_prompts, read_prompts
+
+    chosen = read_prompts(file) if file else shop.prompts.heldout
+    encoded = encode_prompts(spread_prompts(chosen, count), shop.tokenizer)
+    return [EnginePrompt(item.id or str(number), item.token_ids, item.category or None) for number, item in enumerate(encoded)]
+
+
+def _known_gammas(wanted: Sequence[int], trained: TrainedDraft) -> list[int]:
+    unknown = [gamma for gamma in wanted if gamma not in trained.tau]
+    if unknown:
+        raise ArchsearchError(
+            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a smaller gamma"
+        )
+    return list(wanted)
+
+
+def _measure(case: _Case) -> tuple[dict[int, Confirmation], float | None]:
+    """What came out for each gamma, and the machine's mean slowdown against its profile (None: not known)."""
+    from archsearch.engines.measure.by_prompt import confirm
+
+    session, dtype = case.session, case.session.source.dtype
+    own_process = not case.inside and case.choice.server_url is None
+    slowdowns = [machine_slowdown(session.source)]
+    try:
+        with ProgressLine(f"confirm in {case.engine}") as line:
+            results = confirm(
+                case.factory(dtype),
+                *case.models(dtype),
+                case.gammas,
+                case.asked,
+                case.sampling,
+                apart=own_process and take_turns(session, case.score.architecture, len(case.gammas) + 1, 1),
+                progress=line,
+            )
+    except RunFailed as error:
+        raise keep_partial(error, case.folder / PARTIAL_FILE.format(what="confirmed", engine=case.engine), "prompts") from error
+    slowdowns.append(machine_slowdown(session.source))
+    known = [value for value in slowdowns if value is not None]
+    return results, statistics.fmean(known) if known else None
+
+
+def _exactness(case: _Case) -> tuple[dict[str, Any] | None, str | None]:
+    """Whether greedy output is the target's own in float32, or why that was not checked; None, None when sampling."""
+    from archsearch.engines.measure.by_prompt import exactness_check
+
+    if case.sampling.temperature != 0 or case.choice.server_url is not None:
+        return None, None
+    gc.collect()
+    few = case.asked[:4] if case.inside else case.asked  # an engine of its own loads as quickly for all
+    tokens = 32 if case.inside else 64
+    try:
+        with ProgressLine("identical output in float32") as line:
+            exact = exactness_check(
+                case.factory("float32"), *case.models("float32"), case.gammas[0], few, max_new_tokens=tokens, progress=line
+            )
+    except RunFailed as error:  # what was measured stands without it
+        return None, str(error)
+    return {"prompts": exact.prompts, "identical": exact.identical, "alpha": exact.alpha}, None
+
+
+def _row(case: _Case, outcome: Confirmation, slowdown: float | None) -> dict[str, Any]:
+    """One gamma: measured beside predicted, as it stands in confirmed.json."""
+    gamma, arch, local = outcome.gamma, case.score.architecture, case.scorer.at_context(case.context)
+    predicted = local.measured(arch, case.trained.alpha, case.trained.tau, gammas=[gamma])
+    counted = local.measured(arch, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
+    overhead = local.latency.overhead_s(local.target, local.workload, gamma)
+    told = measured_terms(outcome.tau.value, outcome.decode_s, outcome.draft_s, outcome.verify_s, outcome.rest_s)
+    return outcome.to_dict(predicted.speedup.value) | {
+        "predicted": predicted.to_dict(),
+        "predicted_at_measured_tau": counted.speedup.value,
+        "relative_error_at_measured_tau": counted.speedup.value / outcome.speedup.value - 1.0,
+        "predicted_round_s": predicted.draft_s.value + predicted.verify_s.value + overhead.value,
+        "overhead_s": overhead.to_dict(),
+        "error_by_term": explain(predicted_terms(predicted, overhead), told, slowdown or 1.0),
+        "context": case.context,
+        "slowdown": slowdown,
+        "dtype": case.session.source.dtype,
+        "latency": case.latency_words,
+        "profile_first": profile_first(case.session, case.scorer, case.engine),
+    }
 
 
 def check_tokenizer(ours: Any, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -79,6 +80,15 @@ def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
     )
     source, _ = choose_latency(asked, session.target.architecture)
     return session.scorer.with_latency(source.latency), source.words
+
+
+def profile_first(session: SearchSession, scorer: Scorer, engine: str) -> str | None:
+    """The command that measures the engine's own passes, where the prediction of `scorer` does without them; None where it has
+    them. A profile's passes are those of transformers."""
+    if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
+        return None
+    gpu, target = session.request.asked.gpu or session.source.device.key, session.request.target
+    return f"archsearch profile --gpu {shlex.quote(gpu)} --target {shlex.quote(target)} --engine {engine}"
 
 
 def engine_settings(

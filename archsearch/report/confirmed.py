@@ -11,7 +11,7 @@ from archsearch.estimate import Estimate
 from archsearch.report.reading import Candidate
 from archsearch.report.serving import REST, error_shares, read_terms
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
-from archsearch.report.words import MANTISSA_BITS, identity_words, slowdown_words, undecided_words
+from archsearch.report.words import MANTISSA_BITS, identity_words, slowdown_words, undecided_words, unprofiled_words
 from archsearch.runs.fields import as_estimate
 from archsearch.search.objective import Score
 from archsearch.speedup import accepted_by_position
@@ -84,6 +84,8 @@ def section_confirmed(item: Candidate) -> str:
     doubt = undecided_words(data)
     if doubt is not None:
         parts.append(f"<p><strong>Not decided: {html.escape(doubt)}. Confirm it again with nothing else running.</strong></p>")
+    if unprofiled_words(data):
+        parts.append(f"<p><strong>{html.escape(unprofiled_words(data))}</strong></p>")
     parts += [_term_table(data), html_note(_terms_note(data))]
     if data.get("slowdown") is not None:
         slower = f"{data['slowdown']:.2f} times slower than the profile's reference"

@@ -19,6 +19,7 @@ from archsearch.report.words import (
     millions,
     shell_path,
     speedup_words,
+    unprofiled_words,
 )
 from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run
@@ -171,6 +172,7 @@ def _confirmed_verdict(run: Run, found: Sequence[Candidate], lead: Candidate, ta
     if data.get("relative_error") is not None and lead.undecided is None:
         expected = as_estimate(data["predicted_speedup"]).value
         lines.append(f"It had been predicted at {expected:.2f}x, {data['relative_error']:+.1%} off.")
+    lines += [words] if (words := unprofiled_words(data)) else []
     lines.append(identity_words(data))
     lines += _serving_lines(run, found, lead)
     doubtful = [str(item.rank) for item in found if item is not lead and item.undecided is not None]

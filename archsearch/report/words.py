@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.engine_facts import engine_title
 from archsearch.runs.fields import as_estimate
 from archsearch.search.objective import Score
 from archsearch.speedup import counting_doubt
@@ -52,6 +53,15 @@ def speedup_words(data: Mapping[str, Any]) -> str:
     """The measured speed-up as both ways of counting give it."""
     median, pooled = as_estimate(data["speedup"]).value, data.get("speedup_pooled")
     return f"{median:.2f}x, measured" + ("" if pooled is None else f" (pooled {pooled:.2f}x)")
+
+
+def unprofiled_words(data: Mapping[str, Any]) -> str:
+    """What a prediction does without where the engine's own passes were never profiled; "" where it has them."""
+    command = data.get("profile_first")
+    if not command:
+        return ""
+    engine = engine_title(str(data["engine"]))
+    return f"The prediction knows nothing of {engine}'s own passes, which were never profiled; measure them first: {command}"
 
 
 def identity_words(data: Mapping[str, Any]) -> str:

@@ -36,6 +36,8 @@ from archsearch.pipeline.comparison import error_summary
 from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.profile import profile_engine
 from archsearch.profiles import Profile
+from archsearch.report import summary_text
+from archsearch.report.terminal.confirm import confirm_text
 from archsearch.search.space import load_space
 from archsearch.speedup import accepted_by_position
 from archsearch.workload import WorkloadRequest
@@ -313,11 +315,21 @@ def test_confirm_by_prompt_in_an_engine_of_its_own(session: SearchSession, made:
             assert row["error_by_term"][term]["predicted"] == pytest.approx(law(1, gamma), rel=0.06)
         assert row["decode_s"] == pytest.approx(LAW["decode_s"](1, 0))
     assert {engine.settings.dtype for engine in made} == {"float32"}  # type: ignore[attr-defined]
-    assert Path("runs/a/report.html").is_file()
+    assert Path("runs/a/report.html").is_file() and data["profile_first"] is None
+    assert data["best_of"]["gammas"] == [2, 3] or data["best_of"]["gammas"] == (2, 3)
+
+
+def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(session: SearchSession, made: Made) -> None:
+    data = confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=EngineChoice("openvino", Path(sys.executable)))
+    command = "archsearch profile --gpu cpu --target target --engine openvino"
+    assert data["profile_first"] == command == read("runs/a/best/2/confirmed.json")["profile_first"]
+    for shown in (confirm_text(data, Path("runs/a"), 2), Path("runs/a/report.html").read_text(), summary_text(session.run)):
+        assert "own passes, which were never profiled" in " ".join(shown.split()) and command in " ".join(shown.split())
 
 
 def test_another_engine_does_not_take_the_place_of_the_run_s_own(session: SearchSession, made: Made) -> None:
-    session = replace(session, request=replace(session.request, engine="transformers"))
+    asked = replace(session.request.asked, engine="transformers")
+    session = replace(session, request=replace(session.request, asked=asked))
     confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
     assert read("runs/a/best/2/confirmed.json")["engine"] == "vllm"  # the only one so far
     own = {**read("runs/a/best/2/confirmed.json"), "engine": session.request.engine}

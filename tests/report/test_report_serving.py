@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.report.serving import error_shares, read_terms
 from archsearch.runs.run import Run, open_run
-from archsearch.speedup import error_by_term
+from archsearch.speedup import RoundTerms, error_by_term
 from tests.report.test_report import Page, make_run, page_of
 
 
@@ -36,7 +37,7 @@ def run_of(folders, tmp_path):
 
 def terms_of(predicted: dict[str, float], measured: dict[str, float]) -> dict[str, dict[str, float]]:
     """error_by_term as pipeline.confirm writes it."""
-    logs = error_by_term(predicted, measured)
+    logs = asdict(error_by_term(RoundTerms(**predicted), RoundTerms(**measured)))
     return {name: {"predicted": predicted[name], "measured": measured[name], "log_error": logs[name]} for name in logs}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from archsearch.progress import human_time
 from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.report.words import unprofiled_words
 
 
 def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
@@ -33,6 +34,8 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
     if result.get("slowdown") is not None:
         slower = f"{result['slowdown']:.2f} times slower than the profile's reference"
         remarks.append(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it.")
+    if unprofiled_words(result):
+        remarks.append(f"WARNING: {unprofiled_words(result)}")
     if result.get("identical_output_unchecked"):
         remarks.append(f"WARNING: identity in float32 was not checked: {result['identical_output_unchecked']}")
     doubtful = [row for row in [result, *result["other_gammas"]] if row["undecided"]]
