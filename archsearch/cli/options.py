@@ -32,17 +32,19 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 def alpha_choice(context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """`prior`, `distilled`, `supernet`, or a number between 0 and 1."""
-    if value == "supernet" and context.info_name != "search":
-        raise click.BadParameter("a supernet is trained by search only; use prior or a number between 0 and 1")
-    if value in ("prior", "distilled", "supernet"):
+    """A row of `acceptance.registry.CHOICES`, or a number between 0 and 1."""
+    from archsearch.acceptance.registry import CHOICES
+
+    if value in CHOICES:
+        if CHOICES[value].search_only and context.info_name != "search":
+            raise click.BadParameter(f"{value} is for search only; use prior or a number between 0 and 1")
         return value
     try:
         if 0.0 <= float(value) <= 1.0:
             return value
     except ValueError:
         pass
-    raise click.BadParameter(f"{value!r} is neither prior, distilled, supernet nor a number between 0 and 1")
+    raise click.BadParameter(f"{value!r} is neither {', '.join(CHOICES)} nor a number between 0 and 1")
 
 
 def dtype_choice(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

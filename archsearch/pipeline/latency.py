@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.engine_facts import engine_facts
@@ -176,27 +177,30 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
     return words
 
 
-def acceptance_for(choice: str, target: str, *, prompts: Path | None = None, state: Path | None = None) -> tuple[Any, str]:
+def acceptance_for(
+    choice: str, target: str, *, prompts: Path | None = None, state: Path | None = None
+) -> tuple[AcceptanceEstimator, str]:
     """The estimator that `--alpha` names, and what it rests on in words.
 
-    A number; or the prior (also under `distilled` and `supernet`, which train afterwards), shifted by what earlier runs in `runs`
-    measured for this target. `state`: the file that keeps what a search began with, written when it is new.
+    A number; or a row of `acceptance.registry`, fitted to what earlier runs in `runs` measured for this target. `state`: the file
+    that keeps the prior that a search began with, written when it is new.
     """
     from archsearch.acceptance.estimator import GivenAcceptance
     from archsearch.acceptance.known import known_observations, summary
     from archsearch.acceptance.prior import PriorAcceptance
+    from archsearch.acceptance.registry import CHOICES
 
-    if choice not in ("prior", "distilled", "supernet"):
+    if choice not in CHOICES:
         return GivenAcceptance(float(choice)), "given"
     if state is not None and state.exists():
         data = read_json(state, "prior of the run")
         return PriorAcceptance.from_dict(data), str(data["words"])
     run = state.parent if state is not None else None
     known = known_observations(target, prompts=str(prompts) if prompts else None, exclude=run)
-    prior, words = PriorAcceptance().fit(known), summary(known)
-    if state is not None:
-        write_json(state, {"words": words, **prior.to_dict()})
-    return prior, words
+    estimator, words = CHOICES[choice].make().fit(known), summary(known)
+    if state is not None and isinstance(estimator, PriorAcceptance):
+        write_json(state, {"words": words, **estimator.to_dict()})
+    return estimator, words
 
 
 def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from archsearch.acceptance import registry
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import Workshop
 from archsearch.engine_facts import runnable_engine
@@ -95,7 +96,7 @@ class SearchRequest:
         A time budget is meant for training unless alpha was given as a number; nobody's weights at hand means the ranking is the
         answer. It climbs where it trains and nobody fixed how many finalists there are.
         """
-        trains = alpha in ("distilled", "supernet")
+        trains = alpha is not None and registry.trains(alpha)
         count, note = confirm or 0, ""
         if confirm is None and (trains or (time_budget_s is not None and alpha is None)):
             note = "" if trains else cannot_train(target, asked.gpu)
