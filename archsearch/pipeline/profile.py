@@ -351,15 +351,14 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             request.target,
             dtype,
             mode,
-            ranks=request.tensor_parallel,
-            memory_bytes=memory,
-            cache_bytes=float(device.last_level_cache_bytes or math.inf),
-            seed=request.seed,
+            selection.Asked(ranks=request.tensor_parallel, seed=request.seed),
+            selection.Room(memory_bytes=memory, cache_bytes=float(device.last_level_cache_bytes or math.inf)),
         )
         if dtype == "float8_e4m3fn":
             wanted = selection.fp8_needs(wanted)
         with ProgressLine(f"profile {mode} {dtype}") as line:
-            result = selection.adaptive_sweep(bench, wanted, dtype, budget_s=request.budget_s / len(plans), progress=line)
+            stop = selection.Stop(budget_s=request.budget_s / len(plans))
+            result = selection.adaptive_sweep(bench, wanted, dtype, stop, progress=line)
         for row in collectives.measure_all_reduces(collectives.measurable(wanted.all_reduces()), dtype, mode):
             profile.record(row)
         if request.engine and not engine_facts(request.engine_name).in_process and mode == "graph":

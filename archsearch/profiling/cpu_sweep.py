@@ -1,4 +1,4 @@
-"""Which points to measure, in which order, within a budget; and the check of the model on whole drafts it has not seen.
+"""On a CPU: which points to measure, in which order, within a budget; and the check of the model on whole drafts it has not seen.
 
 Points come from what the search space and the target can need (`architecture.ops`), spread over log sizes so that the first
 minute already covers the range. Rows that the profile holds are skipped: an interrupted sweep continues where it stopped.
@@ -10,81 +10,33 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op, forward_ops, layer_ops
 from archsearch.profiles import Measurement, Profile, freeze_shape
-from archsearch.profiling import kernels, layers
+from archsearch.profiling import layers
+from archsearch.profiling.points import (
+    Bench,
+    Point,
+    Progress,
+    draft_features,
+    measure_or_skip,
+    prepare_eager,
+    spread,
+    unmeasured,
+)
 from archsearch.profiling.timer import Probe, Timer, WeightPool
 from archsearch.workload import DTYPE_BYTES
 
 CONTEXTS = (64, 256, 512, 1024)
 VERIFY_TOKENS = tuple(range(1, 10))
 FORWARD_MODEL_LIMIT_BYTES = 4 << 30
-Progress = Callable[[str, float, float], None]
-"""progress(what, seconds done, seconds planned)"""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One thing to measure: an op, a stack of layers or a whole model."""
-
-    kind: str
-    cache: str
-    op: Op | None = None
-    arch: Architecture | None = None
-    batch: int = 1
-    tokens: int = 1
-    context: int = 256
-
-    def shape(self) -> dict[str, Any]:
-        if isinstance(self.op, Elementwise) and self.op.width is None:  # rows made before there was a width keep their key
-            return {"name": self.op.name, "elements": self.op.elements}
-        if self.op is not None:
-            return asdict(self.op)
-        assert self.arch is not None
-        return {"batch": self.batch, "tokens": self.tokens, "context": self.context, **self.arch.to_dict()}
-
-    def describe(self) -> str:
-        """A few words for a person."""
-        if self.op is not None:
-            sizes = ", ".join(f"{name} {value}" for name, value in self.shape().items() if value is not None)
-            return f"{self.kind} ({sizes})"
-        assert self.arch is not None
-        return f"{self.kind} {self.arch.label()} (batch {self.batch}, tokens {self.tokens}, context {self.context})"
-
-
-def spread(items: Sequence[Any], features: Callable[[Any], Sequence[float]], count: int) -> list[Any]:
-    """`count` items by farthest-point sampling in feature space: each next one is the farthest from those taken."""
-    items = list(dict.fromkeys(items))
-    if len(items) <= count:
-        return items
-    vectors = torch.tensor([list(features(item)) for item in items], dtype=torch.float64)
-    taken = [int((vectors - vectors.mean(0)).square().sum(1).argmin())]
-    distance = (vectors - vectors[taken[0]]).square().sum(1)
-    while len(taken) < count:
-        taken.append(int(distance.argmax()))
-        distance = torch.minimum(distance, (vectors - vectors[taken[-1]]).square().sum(1))
-    return [items[i] for i in taken]
-
-
-def draft_features(arch: Architecture) -> list[float]:
-    """What tells drafts apart, in log sizes."""
-    return [
-        math.log(arch.hidden_size),
-        math.log(arch.intermediate_size),
-        0.7 * math.log(arch.num_hidden_layers),
-        0.5 * math.log(arch.head_rows),
-        0.3 * math.log(arch.q_size),
-        0.3 * math.log(arch.kv_size),
-    ]
 
 
 def _gemm_features(op: Gemm) -> list[float]:
@@ -186,72 +138,6 @@ def _interleave(*groups: list[Point]) -> list[Point]:
     return list(dict.fromkeys(point for _, _, point in sorted(keyed, key=lambda item: item[:2])))
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A point made ready to be timed. `before`: untimed ahead of every repeat; `calls`: per repeat, None for the timer's choice;
-    `per`: what a time is divided by (layers of a stack)."""
-
-    run: kernels.Run
-    before: kernels.Run | None = None
-    budget_s: float = 0.05
-    calls: int | None = None
-    per: int = 1
-
-
-def prepare_eager(
-    point: Point, pool: WeightPool, cold_bytes: int, flush: kernels.Run, model_cache: dict[Architecture, Any]
-) -> Prepared:
-    """`point` as transformers runs it, on the pool's device. `model_cache` keeps the last whole model."""
-    if point.op is not None:
-        kind = OP_KINDS[point.op.kind]
-        size = cold_bytes if point.cache == "cold" else kind.warm_bytes
-        return Prepared(kernels.eager_call(point.op, pool, size), budget_s=kind.budget_s)
-    assert point.arch is not None
-    if point.kind == "layer":
-        stack = layers.layer_stack(
-            point.arch, pool.flat.dtype, pool, batch=point.batch, context=point.context, tokens=point.tokens
-        )
-        return Prepared(stack, None, 0.4, 1, point.arch.num_hidden_layers)
-    if point.arch not in model_cache:
-        model_cache.clear()
-        model_cache[point.arch] = layers.build_model(point.arch, pool.flat.dtype, pool)
-    run = layers.ForwardRun(model_cache[point.arch], batch=point.batch, context=point.context).step(point.tokens)
-    if point.cache == "cold":
-        return Prepared(run, flush, 0.4, 1)
-    return Prepared(run, None, 0.4, 4 if weight_bytes_per_pass(point.arch, pool.itemsize) < cold_bytes else 1)
-
-
-class Bench(Protocol):
-    """Turns points into measurements on one device in one mode. `skipped`: what did not fit its memory."""
-
-    profile: Profile
-    skipped: list[str]
-    flush: kernels.Run
-
-    @property
-    def mode(self) -> str:
-        """`eager` or `graph`."""
-
-    def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
-        """Time one point. `model_cache` keeps the last whole model so that its several points share it."""
-
-    def measure_again_if_noisy(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
-        """`measure`, a few times while something disturbs it; the steadiest counts."""
-
-    def timer(self, dtype: str) -> Any:
-        """What times callables: `time(run, before=, budget_s=, calls=) -> Timing`, `probe()`, `reference_s`, `slowdowns`."""
-
-    def pool(self, dtype: str) -> WeightPool:
-        """Random numbers on the device, larger than its cache."""
-
-    def release(self) -> None:
-        """Give back memory that earlier points left reserved."""
-
-    @property
-    def slowdowns(self) -> list[float]:
-        """Every slowdown seen so far."""
-
-
 class CpuBench:
     """Turns points into measurements on this CPU: pools of weights, the probe, and the timer that uses it."""
 
@@ -308,27 +194,6 @@ class CpuBench:
         """Nothing is kept between points."""
 
 
-def row_key(point: Point, dtype: str, mode: str) -> tuple[Any, ...]:
-    """`Measurement.key` of the row that `point` becomes."""
-    return (point.kind, freeze_shape(point.shape()), dtype, mode, point.cache)
-
-
-def measure_or_skip(bench: Bench, point: Point, dtype: str, model_cache: dict[Architecture, Any]) -> Measurement | None:
-    """The measurement, recorded in the bench's profile; None where the device's memory was too small: then the point is listed in
-    `bench.skipped` and everything it took is given back."""
-    try:
-        row = bench.measure_again_if_noisy(point, dtype, model_cache)
-    except torch.OutOfMemoryError as error:
-        words = f"{dtype} {bench.mode} {point.describe()}: {str(error).partition('. ')[0]}"
-    else:
-        bench.profile.record(row)
-        return row
-    model_cache.clear()
-    bench.release()
-    bench.skipped.append(words)
-    return None
-
-
 def sweep(bench: Bench, points: dict[str, list[Point]], *, budget_s: float, progress: Progress | None = None) -> int:
     """Measure the points of each dtype in turn until done or the budget is spent; returns how many rows are new.
 
@@ -353,12 +218,6 @@ def sweep(bench: Bench, points: dict[str, list[Point]], *, budget_s: float, prog
                     progress(f"{dtype} {point.kind} {number + 1}/{len(pending)}", elapsed, budget_s)
                 new += measure_or_skip(bench, point, dtype, model_cache) is not None
     return new
-
-
-def unmeasured(bench: Bench, points: Iterable[Point], dtype: str) -> list[Point]:
-    """The points without a row that can be used: none, one that something disturbed, or one of a device that throttled."""
-    known = {key for key, row in bench.profile.rows.items() if not row.grossly_noisy and not row.throttled}
-    return [point for point in points if row_key(point, dtype, bench.mode) not in known]
 
 
 def _keep_models_together(points: list[Point]) -> list[Point]:

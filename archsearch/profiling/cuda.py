@@ -27,9 +27,9 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import GpuState, VisibleGpu, gpu_state, idle_gpu, sm_clock_reader
 from archsearch.profiles import THROTTLED_DROP, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
-from archsearch.profiling.cpu_sweep import Point, Prepared, prepare_eager
 from archsearch.profiling.fused import Fused, fused_for
 from archsearch.profiling.kernels import Run
+from archsearch.profiling.points import Point, Prepared, prepare_eager
 from archsearch.profiling.timer import MAX_REPEATS, MIN_REPEATS, Timing, WeightPool
 from archsearch.workload import MODES, dtype_name
 

@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -29,8 +29,8 @@ from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm,
 from archsearch.errors import MissingDataError
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
-from archsearch.profiling.cpu_sweep import Bench, Point, Progress, draft_features, measure_or_skip, spread, unmeasured
 from archsearch.profiling.layers import lean_supported
+from archsearch.profiling.points import Bench, Point, Progress, draft_features, measure_or_skip, spread, unmeasured
 from archsearch.workload import DTYPE_BYTES
 
 Array = NDArray[np.float64]
@@ -53,6 +53,14 @@ REACH: Final = 0.7
 SEEDS: Final = {"gemm": 16, "attention": 8, "elementwise": 6}
 """Spread points before the first fit, per kind and cache state (and elementwise name; decode and verification apart)."""
 OTHER_SEEDS: Final = 8
+
+
+@dataclass(frozen=True)
+class FirstPoints:
+    """How an adaptive sweep begins: spread points by kind before the first fit, and the size of the first batch after it."""
+
+    seeds: Mapping[str, int] = field(default_factory=lambda: SEEDS)
+    batch: int = BATCH
 
 
 @dataclass(frozen=True)
@@ -99,31 +107,54 @@ class SweepResult:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The passes a search will price. `ranks`: devices the target is split over; `steps`: drafts whose steps are priced;
+    `models`: drafts measured whole."""
+
+    batches: Sequence[int] = GPU_BATCHES
+    contexts: Sequence[int] = GPU_CONTEXTS
+    verify_tokens: Sequence[int] = GPU_VERIFY_TOKENS
+    ranks: int = 1
+    steps: int = 96
+    models: int = 24
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the device holds. `model_limit_bytes`: no whole model above it; `cache_bytes`: its L2, above which nothing is warm."""
+
+    memory_bytes: float = math.inf
+    model_limit_bytes: float = GPU_MODEL_LIMIT_BYTES
+    cache_bytes: float = math.inf
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When an adaptive sweep ends: at a predicted relative std of the median pass, after seconds, or after so many new rows."""
+
+    error_target: float = ERROR_TARGET
+    budget_s: float = GPU_BUDGET_S
+    max_rows: int | None = None
+
+
 def needs(
     drafts: Sequence[Architecture],
     target: Architecture | None,
     dtype: str,
     mode: str,
-    *,
-    batches: Sequence[int] = GPU_BATCHES,
-    contexts: Sequence[int] = GPU_CONTEXTS,
-    verify_tokens: Sequence[int] = GPU_VERIFY_TOKENS,
-    ranks: int = 1,
-    memory_bytes: float = math.inf,
-    model_limit_bytes: float = GPU_MODEL_LIMIT_BYTES,
-    cache_bytes: float = math.inf,
-    seed: int = 0,
-    steps: int = 96,
-    models: int = 24,
+    asked: Asked = Asked(),
+    room: Room = Room(),
 ) -> Needs:
     """What a search among `drafts` for `target` will price on a GPU in one dtype and mode.
 
-    Passes: a step of each of `steps` drafts (one or two tokens; warm and cold), and target passes of 1 and of each of
-    `verify_tokens` tokens, at each of `batches`, contexts in turn; the target split over `ranks`, drafts on one device.
-    Wholes: `models` drafts as whole models, layers of the target, and the whole target where it fits.
-    `cache_bytes`: the device's L2; what is larger is never warm.
+    Passes: a step of each of `asked.steps` drafts (one or two tokens; warm and cold), and target passes of 1 and of each of
+    `asked.verify_tokens` tokens, at each of the batches, contexts in turn; the target split over the ranks, drafts on one device.
+    Wholes: `asked.models` drafts as whole models, layers of the target, and the whole target where it fits `room`.
     """
-    rng = random.Random(f"needs {seed}")
+    rng = random.Random(f"needs {asked.seed}")
+    batches, contexts = asked.batches, asked.contexts
     fused = mode == "graph"
     passes: list[Mapping[Need, float]] = []
 
@@ -131,26 +162,20 @@ def needs(
         found = forward_ops(arch, batch=batch, tokens=tokens, context=context, ranks=split, fused=fused)
         if fused:  # engines choose the tokens on the GPU
             found[sample_op(arch, batch=batch, tokens=tokens)] += 1
-        passes.append({(op, _from_memory(op, cold, cache_bytes / DTYPE_BYTES[dtype])): float(n) for op, n in found.items()})
+        passes.append({(op, _from_memory(op, cold, room.cache_bytes / DTYPE_BYTES[dtype])): float(n) for op, n in found.items()})
 
-    chosen = spread(list(drafts), draft_features, steps)
+    chosen = spread(list(drafts), draft_features, asked.steps)
     for number, arch in enumerate(chosen):
         batch, context = batches[number % len(batches)], rng.choice(list(contexts))
         add(arch, batch, 1, context, 1, cold=True)
         add(arch, batch, 2 if number % 4 == 0 else 1, rng.choice(list(contexts)), 1, cold=False)
     if target is not None:
         for batch in batches:
-            for number, tokens in enumerate((1, *verify_tokens)):
-                for context in contexts if tokens in (1, 5, max(verify_tokens)) else [contexts[number % len(contexts)]]:
-                    add(target, batch, tokens, context, ranks, cold=True)
-    return Needs(
-        tuple(passes),
-        tuple(
-            _whole_points(
-                chosen, target, dtype, mode, batches, contexts, min(models, len(chosen)), memory_bytes, model_limit_bytes, rng
-            )
-        ),
-    )
+            for number, tokens in enumerate((1, *asked.verify_tokens)):
+                for context in contexts if tokens in (1, 5, max(asked.verify_tokens)) else [contexts[number % len(contexts)]]:
+                    add(target, batch, tokens, context, asked.ranks, cold=True)
+    asked = replace(asked, models=min(asked.models, len(chosen)))
+    return Needs(tuple(passes), tuple(_whole_points(chosen, target, (dtype, mode), asked, room, rng)))
 
 
 def _from_memory(op: Op, cold: bool, cache_elements: float) -> bool:
@@ -165,20 +190,20 @@ def _from_memory(op: Op, cold: bool, cache_elements: float) -> bool:
 def _whole_points(
     drafts: Sequence[Architecture],
     target: Architecture | None,
-    dtype: str,
-    mode: str,
-    batches: Sequence[int],
-    contexts: Sequence[int],
-    models: int,
-    memory_bytes: float,
-    model_limit_bytes: float,
+    how: tuple[str, str],
+    asked: Asked,
+    room: Room,
     rng: random.Random,
 ) -> list[Point]:
-    """Whole drafts warm and cold, some of two tokens; stacks of layers of drafts and target; the target where it fits."""
+    """Whole drafts warm and cold, some of two tokens; stacks of layers of drafts and target; the target where it fits.
+
+    `how`: dtype and mode.
+    """
+    (dtype, mode), batches, contexts = how, asked.batches, asked.contexts
     usable = [arch for arch in drafts if mode == "eager" or lean_supported(arch)]
     groups: list[list[Point]] = []  # points of one model together: building it costs more than timing it
     short = [context for context in contexts if context <= 2048] or [min(contexts)]
-    for number, arch in enumerate(spread(usable, draft_features, models)):
+    for number, arch in enumerate(spread(usable, draft_features, asked.models)):
         batch, context = batches[number % len(batches)], rng.choice(short)
         groups.append([Point("forward", cache, arch=arch, batch=batch, context=context) for cache in ("warm", "cold")])
         if number % 4 == 0:
@@ -187,7 +212,7 @@ def _whole_points(
             groups.append([_stack(arch, dtype, batch, 1, context)])
     extra: list[list[Point]] = []
     if target is not None and (mode == "eager" or lean_supported(target)):
-        size, limit = DTYPE_BYTES[dtype], min(model_limit_bytes, 0.4 * memory_bytes)
+        size, limit = DTYPE_BYTES[dtype], min(room.model_limit_bytes, 0.4 * room.memory_bytes)
         if 3 * weight_bytes_per_pass(target.replace(num_hidden_layers=1, draft_vocab_size=1), size) < limit:
             extra += [[_stack(target, dtype, batches[0], tokens, contexts[1 % len(contexts)])] for tokens in (1, 5, 9, 17)]
         if weight_bytes_per_pass(target, size) < limit:
@@ -330,18 +355,14 @@ def adaptive_sweep(
     bench: Bench,
     wanted: Needs,
     dtype: str,
+    stop: Stop = Stop(),
     *,
-    error_target: float = ERROR_TARGET,
-    budget_s: float = GPU_BUDGET_S,
-    batch: int = BATCH,
-    seeds: Mapping[str, int] = SEEDS,
-    max_rows: int | None = None,
+    first: FirstPoints = FirstPoints(),
     progress: Progress | None = None,
     fit: Callable[[Profile, str, str], Predictor] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> SweepResult:
-    """Measure what `wanted` needs into the bench's profile until the predicted relative std of the median pass is below
-    `error_target` or `budget_s` (or `max_rows` new rows) is spent. Rows that the profile holds are not measured again.
+    """Measure what `wanted` needs into the bench's profile until `stop`. Rows that the profile holds are not measured again.
 
     First spread points (seeds), with every third point a whole model or stack of layers; then batches chosen where the model is
     least sure, the remaining wholes among them. Wholes are measured to the end even when the ops' target is reached.
@@ -354,7 +375,7 @@ def adaptive_sweep(
     model_cache: dict[Architecture, Any] = {}
 
     def spent() -> bool:
-        return clock() - start >= budget_s or (max_rows is not None and new >= max_rows)
+        return clock() - start >= stop.budget_s or (stop.max_rows is not None and new >= stop.max_rows)
 
     def measure(points: Sequence[Point], what: str) -> None:
         nonlocal new
@@ -363,7 +384,7 @@ def adaptive_sweep(
                 return
             attempted.add(point)
             if progress is not None:
-                progress(f"{dtype} {bench.mode} {what} {number + 1}/{len(points)}", clock() - start, budget_s)
+                progress(f"{dtype} {bench.mode} {what} {number + 1}/{len(points)}", clock() - start, stop.budget_s)
             new += measure_or_skip(bench, point, dtype, model_cache) is not None
 
     def open_points(points: Iterable[Point]) -> list[Point]:
@@ -373,12 +394,12 @@ def adaptive_sweep(
     wholes = open_points(wanted.wholes)
     std: float | None = None
     with torch.inference_mode():
-        first = len(wholes) // 3
-        measure(_mixed(open_points(seed_points(ops, seeds)), wholes[:first]), "first points")
-        wholes = wholes[first:]
+        third = len(wholes) // 3
+        measure(_mixed(open_points(seed_points(ops, first.seeds)), wholes[:third]), "first points")
+        wholes = wholes[third:]
         while not spent():
             left = open_points(point_of(need) for need in ops if not isinstance(need[0], Elementwise))
-            size = max(batch, int(BATCH_GROWTH * len(bench.profile.rows)))
+            size = max(first.batch, int(BATCH_GROWTH * len(bench.profile.rows)))
             try:
                 model = fit(bench.profile, dtype, bench.mode)
             except MissingDataError:
@@ -387,7 +408,7 @@ def adaptive_sweep(
                 for cold in (True, False):
                     model.prepare([op for op, state in ops if state == cold], cold)
                 std = float(np.median(pass_stds(wanted.passes, model)))
-                reached = std < error_target
+                reached = std < stop.error_target
                 if reached and not wholes:
                     return SweepResult(new, std, "target", clock() - start)
                 needs_left = [(point.op, point.cache == "cold") for point in left if point.op is not None]

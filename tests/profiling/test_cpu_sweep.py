@@ -14,7 +14,8 @@ from archsearch.engines.measure.overhead import DRAFT_LAYERS, GAMMAS, measure_ov
 from archsearch.pipeline import sample_space
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.profiling import cpu_sweep as sweeps
-from archsearch.profiling.cpu_sweep import Point, check_points, measure_points, plan, spread, sweep
+from archsearch.profiling.cpu_sweep import check_points, measure_points, plan, sweep
+from archsearch.profiling.points import Point, spread
 from archsearch.search.space import load_space
 from tests.doubles.world import TINY, tiny_drafts, write_profile
 
@@ -218,10 +219,12 @@ def test_measure_points_pools_rounds_and_records_nothing(bench: sweeps.CpuBench,
 
 @pytest.mark.parametrize("vocab", [320, 2000])
 def test_engine_overhead_gives_a_row_per_gamma_and_depth(bench: sweeps.CpuBench, vocab: int) -> None:
-    """Also for a vocabulary smaller than the prompts' usual range of ids."""
+    """Also for a vocabulary smaller than the prompts' usual range of ids. Differences of a tiny model's timings are mostly noise:
+    they may be negative, and one that something disturbed twice is left out; each knows its std."""
     rows = measure_overhead(bench, TINY.replace(vocab_size=vocab), "float32", rounds=1)
     cases = [(row.sizes()["gamma"], row.sizes()["draft_layers"]) for row in rows]
-    assert cases == [(0, 0), *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS)]
+    expected = [(0, 0), *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS)]
+    assert cases == [case for case in expected if case in cases] and len(cases) > len(expected) // 2
     for row in rows:
         assert row.kind == "engine" and row.sizes()["engine"] == "transformers" and row.sizes()["vocab_size"] == vocab
-        assert all(math.isfinite(t) and t > 0 for t in row.times_s)
+        assert all(math.isfinite(t) for t in row.times_s) and row.std_s > 0 and not row.impossible

@@ -15,8 +15,9 @@ from archsearch.hardware.device import load_device
 from archsearch.hardware.identify import GpuProcess, GpuState, VisibleGpu
 from archsearch.profiles import Profile
 from archsearch.profiling import collectives, cuda, kernels
-from archsearch.profiling.cpu_sweep import Point, measure_points, row_key, sweep
+from archsearch.profiling.cpu_sweep import measure_points, sweep
 from archsearch.profiling.cuda import CudaBench, open_bench, supported_dtypes, torch_index
+from archsearch.profiling.points import Point, row_key
 from tests.doubles.world import TINY
 
 CALL_S = 1e-5

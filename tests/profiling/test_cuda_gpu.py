@@ -14,10 +14,11 @@ from archsearch.hardware.identify import matches, visible_gpus
 from archsearch.models.drafts import build_draft
 from archsearch.profiles import Measurement, Profile
 from archsearch.profiling import kernels, layers
-from archsearch.profiling.cpu_sweep import Point, sweep
+from archsearch.profiling.cpu_sweep import sweep
 from archsearch.profiling.cuda import CudaBench, CudaRunner, open_bench, supported_dtypes
 from archsearch.profiling.fused import Fused, agree, attend, flash_usable, fused_for, lower_right_mask
-from archsearch.profiling.gpu_sweep import adaptive_sweep, needs
+from archsearch.profiling.gpu_sweep import Asked, Stop, adaptive_sweep, needs
+from archsearch.profiling.points import Point
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 TARGET = Architecture(2048, 8192, 4, 32, 8, 64, 32000)
@@ -141,7 +142,7 @@ def test_a_profile_in_a_minute(device: Device, mode: str, tmp_path) -> None:
     bench = open_bench(device, profile, mode=mode, allow_busy=True)
     drafts = [TARGET.replace(hidden_size=64 * i, num_hidden_layers=1 + i % 3, intermediate_size=256 * i) for i in range(4, 20)]
     start = time.perf_counter()
-    result = adaptive_sweep(bench, needs(drafts, TARGET, "float16", mode, models=4), "float16", budget_s=60.0)
+    result = adaptive_sweep(bench, needs(drafts, TARGET, "float16", mode, Asked(models=4)), "float16", Stop(budget_s=60.0))
     assert time.perf_counter() - start < 90
     assert result.new_rows > 100 and not bench.skipped
     assert {row.kind for row in profile.rows.values()} == {"gemm", "attention", "elementwise", "layer", "forward"}

@@ -18,9 +18,13 @@ from archsearch.errors import MissingDataError
 from archsearch.pipeline import sample_space
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.profiling import gpu_sweep as selection
-from archsearch.profiling.cpu_sweep import CpuBench, Point
+from archsearch.profiling.cpu_sweep import CpuBench
 from archsearch.profiling.gpu_sweep import (
+    Asked,
+    FirstPoints,
     Needs,
+    Room,
+    Stop,
     adaptive_sweep,
     choose,
     fp8_needs,
@@ -30,6 +34,7 @@ from archsearch.profiling.gpu_sweep import (
     seed_points,
     shares,
 )
+from archsearch.profiling.points import Point
 from archsearch.search.space import load_space
 from tests.doubles.world import TINY, tiny_drafts
 
@@ -100,7 +105,7 @@ def drafts() -> list[Architecture]:
 
 @pytest.fixture(scope="module")
 def wanted(drafts: list[Architecture]) -> Needs:
-    return needs(drafts[:200], TARGET, "bfloat16", "graph", contexts=(128, 512, 2048))
+    return needs(drafts[:200], TARGET, "bfloat16", "graph", Asked(contexts=(128, 512, 2048)))
 
 
 # -- what is needed ---------------------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ def test_needs_of_a_target_and_drafts(wanted: Needs) -> None:
 
 
 def test_shards_are_ops_like_others(drafts: list[Architecture]) -> None:
-    split = needs(drafts[:8], TARGET, "bfloat16", "graph", ranks=4)
+    split = needs(drafts[:8], TARGET, "bfloat16", "graph", Asked(ranks=4))
     ops = [op for op, _ in split.ops()]
     assert any(isinstance(op, Gemm) and (op.n, op.k) == (2 * 14336 // 4, 4096) for op in ops)
     assert any(isinstance(op, Attention) and (op.q_heads, op.kv_heads) == (8, 2) for op in ops)
@@ -137,16 +142,16 @@ def test_eager_needs_are_not_fused(drafts: list[Architecture]) -> None:
 
 
 def test_what_does_not_fit_or_cannot_be_run_is_not_a_whole(drafts: list[Architecture]) -> None:
-    small = needs(drafts[:8], TARGET, "bfloat16", "graph", memory_bytes=1e9)
+    small = needs(drafts[:8], TARGET, "bfloat16", "graph", room=Room(memory_bytes=1e9))
     assert not any(point.arch.vocab_size == 128256 and point.arch.draft_vocab_size is None for point in small.wholes)  # type: ignore[union-attr]
-    whole = needs(drafts[:8], TARGET, "bfloat16", "graph", memory_bytes=80e9)
+    whole = needs(drafts[:8], TARGET, "bfloat16", "graph", room=Room(memory_bytes=80e9))
     assert any(point.arch == TARGET for point in whole.wholes)
     opt = TARGET.replace(learned_positions=2048, gated_mlp=False, rms_norm=False)
     assert not any(point.arch.learned_positions for point in needs(drafts[:8], opt, "bfloat16", "graph").wholes)  # type: ignore[union-attr]
 
 
 def test_what_is_larger_than_the_cache_is_never_warm(drafts: list[Architecture]) -> None:
-    ops = needs(drafts[:40], None, "bfloat16", "graph", cache_bytes=8 << 20).ops()
+    ops = needs(drafts[:40], None, "bfloat16", "graph", room=Room(cache_bytes=8 << 20)).ops()
     sizes = {cold: [op.weight_elements() * 2 for op, state in ops if isinstance(op, Gemm) and state == cold] for cold in (0, 1)}
     assert sizes[0] and max(sizes[0]) <= 8 << 20 < max(sizes[1])
 
@@ -215,35 +220,33 @@ def small_needs() -> Needs:
 
 def test_it_stops_at_the_target_with_every_whole_measured() -> None:
     bench = FakeBench()
-    result = adaptive_sweep(bench, small_needs(), "bfloat16", error_target=0.2, fit=FlatModel)
+    result = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.2), fit=FlatModel)
     assert result.stopped == "target" and result.relative_std is not None and result.relative_std < 0.2
     assert result.new_rows == len(bench.order) == len(bench.profile.rows) < 92
     assert sum(point.kind == "forward" for point in bench.order) == 6
-    everything = adaptive_sweep(FakeBench(), small_needs(), "bfloat16", error_target=0.0, fit=FlatModel)
+    everything = adaptive_sweep(FakeBench(), small_needs(), "bfloat16", Stop(0.0), fit=FlatModel)
     assert everything.stopped == "exhausted" and everything.new_rows == 40 + 40 + 6 + 6  # elementwise: the seeds alone
 
 
 def test_it_continues_where_it_stopped() -> None:
     bench = FakeBench()
-    first = adaptive_sweep(bench, small_needs(), "bfloat16", error_target=0.0, max_rows=30, fit=FlatModel)
+    first = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.0, max_rows=30), fit=FlatModel)
     assert first.stopped == "budget" and first.new_rows == 30
-    second = adaptive_sweep(bench, small_needs(), "bfloat16", error_target=0.0, fit=FlatModel)
+    second = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.0), fit=FlatModel)
     assert second.new_rows == 92 - 30 and len({(p.kind, repr(p.shape()), p.cache) for p in bench.order}) == 92
 
 
 def test_the_budget_ends_it() -> None:
     ticks = iter(range(100_000))
     bench = FakeBench()
-    result = adaptive_sweep(
-        bench, small_needs(), "bfloat16", error_target=0.0, budget_s=20, fit=FlatModel, clock=lambda: next(ticks)
-    )
+    result = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.0, budget_s=20), fit=FlatModel, clock=lambda: next(ticks))
     assert result.stopped == "budget" and 0 < result.new_rows <= 20
 
 
 def test_points_that_do_not_fit_are_tried_once_and_listed() -> None:
     bench = FakeBench()
     bench.too_large = {point_of((Gemm(1, 512 * 40, 512), True))}
-    result = adaptive_sweep(bench, small_needs(), "bfloat16", error_target=0.0, fit=FlatModel)
+    result = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.0), fit=FlatModel)
     assert result.new_rows == 91 and len(bench.skipped) == 1 and "n 20480" in bench.skipped[0]
 
 
@@ -257,7 +260,7 @@ def test_without_a_model_the_spread_order_goes_on() -> None:
 
 def test_wholes_stand_among_the_ops() -> None:
     bench = FakeBench()
-    adaptive_sweep(bench, small_needs(), "bfloat16", error_target=0.0, max_rows=46, fit=FlatModel)
+    adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.0, max_rows=46), fit=FlatModel)
     assert any(point.kind == "forward" for point in bench.order[:40])
 
 
@@ -315,7 +318,7 @@ def test_fewer_chosen_points_reach_the_error_of_more_spread_ones() -> None:
     wanted, few, more = Needs(passes(1, 60)), 30, 45
     chosen, even = FakeBench(), FakeBench()
     seeds = {"gemm": 8, "attention": 4}
-    adaptive_sweep(chosen, wanted, "bfloat16", error_target=0.0, max_rows=few, batch=4, seeds=seeds, fit=NearestModel)
+    adaptive_sweep(chosen, wanted, "bfloat16", Stop(0.0, max_rows=few), first=FirstPoints(seeds, 4), fit=NearestModel)
     for point in seed_points(wanted.ops(), {"gemm": more - 10, "attention": 10}):
         even.profile.record(even.measure_again_if_noisy(point, "bfloat16"))
     assert len(chosen.profile.rows) == few and len(even.profile.rows) == more
@@ -328,8 +331,12 @@ def test_it_runs_on_a_cpu_bench_too(tmp_path) -> None:
     profile.save_header()
     bench = CpuBench(profile, 1 << 20)
     small = needs(
-        tiny_drafts()[:6], TINY, "float32", "eager", batches=(1,), contexts=(16, 32), verify_tokens=(2, 5), steps=6, models=2
+        tiny_drafts()[:6],
+        TINY,
+        "float32",
+        "eager",
+        Asked(batches=(1,), contexts=(16, 32), verify_tokens=(2, 5), steps=6, models=2),
     )
-    result = adaptive_sweep(bench, small, "float32", max_rows=12)
+    result = adaptive_sweep(bench, small, "float32", Stop(max_rows=12))
     assert result.new_rows == 12 and len(Profile.load(tmp_path).rows) == 12
     assert {row.mode for row in profile.rows.values()} == {"eager"}

@@ -13,7 +13,8 @@ from archsearch.hardware.device import load_device
 from archsearch.latency.ops import OpModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement
-from archsearch.profiling.cpu_sweep import CpuBench, Point, sweep
+from archsearch.profiling.cpu_sweep import CpuBench, sweep
+from archsearch.profiling.points import Point
 from archsearch.profiling.timer import WeightPool
 from tests.doubles.world import write_profile
 

@@ -19,8 +19,9 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.engines.transformers import TransformersEngine
 from archsearch.profiles import Measurement, freeze_shape, median_error_s
-from archsearch.profiling.cpu_sweep import CpuBench, Progress
+from archsearch.profiling.cpu_sweep import CpuBench
 from archsearch.profiling.layers import ForwardRun, build_model
+from archsearch.profiling.points import Progress
 from archsearch.profiling.timer import Timer
 
 log = logging.getLogger(__name__)
