@@ -6,7 +6,7 @@ that are (overhead, which candidates cannot be told apart, rounding steps) says 
 
 from archsearch.report.drawing import INK, MARK, SERIES, STYLE
 from archsearch.report.page import write_html
-from archsearch.report.reading import Candidate, Reading, _groups, candidates, complete_trials, read_run
+from archsearch.report.reading import Candidate, Reading, candidates, complete_trials, groups, read_run
 from archsearch.report.terminal.summary import BEST_SHOWN, summary_text
 from archsearch.report.verdict import Verdict, verdict
 from archsearch.report.words import MANTISSA_BITS, SOURCES
@@ -22,9 +22,9 @@ __all__ = [
     "Candidate",
     "Reading",
     "Verdict",
-    "_groups",
     "candidates",
     "complete_trials",
+    "groups",
     "read_run",
     "summary_text",
     "verdict",

@@ -88,11 +88,11 @@ def read_run(run: Run) -> Reading:
     """Everything the report shows; a broken file costs its own part of the report and is told in `problems`."""
     problems: list[str] = []
     found = [item for item in (_candidate(run, rank, problems) for rank in run.ranks()) if item is not None]
-    groups = _groups(run, [item.score for item in found])
+    numbers = groups(run, [item.score for item in found])
     paths = sorted(run.path.glob("finalists/*/training.json"))
     finalists = [read_or_tell(path, "training record", _training, problems) for path in paths]
     return Reading(
-        candidates=[replace(item, group=groups[item.rank]) for item in found],
+        candidates=[replace(item, group=numbers[item.rank]) for item in found],
         finalists=[record for record in finalists if record is not None],
         climb=read_or_tell(run.path / RUNGS_FILE, "state of the climb", _climb, problems) or {},
         problems=problems,
@@ -196,7 +196,7 @@ class _Gaps:
         return math.hypot(*(alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-9) for alpha in pair))
 
 
-def _groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
+def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
     """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the fastest."""
     from archsearch.acceptance.estimator import AcceptanceContext
     from archsearch.models.targets import resolve_target

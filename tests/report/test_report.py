@@ -321,7 +321,7 @@ def test_candidates_that_cannot_be_told_apart(tmp_path):
     assert len(same) > 1 and "= : the error bars cannot tell these apart" in report.summary_text(run)
     sharp = [replace(score, alpha=replace(score.alpha, source="measured", std=1e-6), draft_s=replace(score.draft_s, std=0.0),
                      speedup=replace(score.speedup, value=2.0 - 0.1 * (score.rank or 0))) for score in run.scores()]  # fmt: skip
-    assert set(report._groups(run, sharp).values()) == {1, 2, 3, 4, 5}
+    assert set(report.groups(run, sharp).values()) == {1, 2, 3, 4, 5}
 
 
 def test_confirmed_without_the_extra_fields_and_sampling(tmp_path):
