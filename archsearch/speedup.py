@@ -12,9 +12,8 @@ token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from archsearch.estimate import Estimate, weakest_source
@@ -29,16 +28,6 @@ OfGamma = Callable[[int], float]
 class GammaChoice:
     """The best gamma with its tau and speed-up. gamma 0 (tau 1, speed-up 1): speculation does not pay."""
 
-    gamma: int
-    tau: float
-    speedup: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleEntry:
-    """What to run at one batch size."""
-
-    batch_size: int
     gamma: int
     tau: float
     speedup: float
@@ -220,30 +209,6 @@ def best_gamma(
         if gain > best.speedup:
             best = GammaChoice(gamma, tokens, gain)
     return best
-
-
-def gamma_schedule(
-    batch_sizes: Iterable[int],
-    alpha_or_tau_of_gamma: float | OfGamma,
-    decode_s: Callable[[int], float],
-    draft_s: Callable[[int, int], float],
-    verify_s: Callable[[int, int], float],
-    overhead_s: Callable[[int, int], float] | None = None,
-    max_gamma: int = 8,
-) -> list[ScheduleEntry]:
-    """The best gamma at each batch size (ascending). The times are functions of (batch_size) or (batch_size, gamma)."""
-    entries = []
-    for batch in sorted(set(batch_sizes)):
-        choice = best_gamma(
-            alpha_or_tau_of_gamma,
-            decode_s(batch),
-            partial(draft_s, batch),
-            partial(verify_s, batch),
-            partial(overhead_s, batch) if overhead_s else 0.0,
-            max_gamma,
-        )
-        entries.append(ScheduleEntry(batch, choice.gamma, choice.tau, choice.speedup))
-    return entries
 
 
 # --- how sure --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ PACKAGE = Path(archsearch.__file__).resolve().parent
 # Floors from the ground up. A room (a module or a folder of the package) imports itself and rooms on floors below its own.
 FLOORS = (
     ("errors", "estimate", "paths", "progress", "threads"),
-    ("files", "workload", "speedup"),
+    ("files", "workload", "speedup", "schedule"),
     ("hardware", "architecture"),
     ("capacity", "engine_facts", "profiles"),
     ("models",),

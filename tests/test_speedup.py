@@ -103,15 +103,6 @@ def test_best_gamma_looks_past_a_dip():
     assert sp.best_gamma(0.8, 1.0, lambda g: 0.01 * g, lambda g: verify[g], max_gamma=3).gamma == 3
 
 
-def test_schedule_shrinks_with_the_batch_and_ends_at_zero():
-    schedule = sp.gamma_schedule(
-        [64, 1, 8], 0.7, lambda b: 1.0, lambda b, g: 0.05 * g, lambda b, g: 1.0 + 0.004 * b * (g + 1) * b**0.5, max_gamma=8
-    )
-    assert [entry.batch_size for entry in schedule] == [1, 8, 64]
-    gammas = [entry.gamma for entry in schedule]
-    assert gammas == sorted(gammas, reverse=True) and gammas[0] > 0 and gammas[-1] == 0
-
-
 def _spread(function, draws=40_000):
     generator = random.Random(7)
     values = [function(generator) for _ in range(draws)]

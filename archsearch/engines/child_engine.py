@@ -15,11 +15,11 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
-    Schedule,
     check_start,
 )
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
+from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +53,7 @@ class ChildEngine:
 
     # -- hooks -----------------------------------------------------------------------------------------------------------------
 
-    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Schedule) -> None:
+    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
         """Raise ArchsearchError for what this engine cannot be started with."""
 
     def check_prompts(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
@@ -86,7 +86,7 @@ class ChildEngine:
         gamma: int,
         *,
         synthetic: Sequence[float] = (),
-        schedule: Schedule = (),
+        schedule: Ranges = (),
     ) -> None:
         """Raises ArchsearchError for a module in place of a folder, vocabularies that differ, and what the engine has not;
         RunFailed when it does not come up.

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from archsearch.errors import ArchsearchError
+from archsearch.schedule import Ranges, check_schedule, largest_gamma
 
 ModelSource = Path | str | Any
 """A model folder, a hub id, or (engines that run in this process) a module that is already loaded."""
-
-Schedule = Sequence[tuple[int, int, int]]
-"""gamma by batch size: (first, last, gamma), both ends included, ascending, the first range from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ class Engine(Protocol):
         gamma: int,
         *,
         synthetic: Sequence[float] = (),
-        schedule: Schedule = (),
+        schedule: Ranges = (),
     ) -> None:
         """Get ready to generate with `target`, helped by `draft` with exactly `gamma` draft tokens a round, or alone.
 
@@ -190,7 +188,7 @@ class Engine(Protocol):
         ...
 
 
-def check_start(gamma: int, draft: ModelSource | None, synthetic: Sequence[float], schedule: Schedule) -> None:
+def check_start(gamma: int, draft: ModelSource | None, synthetic: Sequence[float], schedule: Ranges) -> None:
     """Raise ArchsearchError where the arguments of `Engine.start` contradict each other."""
     if draft is None:
         if synthetic or schedule:
@@ -205,22 +203,9 @@ def check_start(gamma: int, draft: ModelSource | None, synthetic: Sequence[float
                 f"synthetic acceptance needs {gamma} rates between 0 and 1 that do not rise, got {list(synthetic)}"
             )
     if schedule:
-        check_schedule(schedule)
-        largest = max(entry[2] for entry in schedule)
+        largest = largest_gamma(check_schedule(schedule), 0)
         if largest != gamma:
             raise ArchsearchError(f"gamma is {gamma}, the schedule's largest is {largest}; they must be the same")
-
-
-def check_schedule(schedule: Schedule) -> None:
-    """Raise ArchsearchError unless the ranges begin at batch size 1, ascend and do not overlap, with gammas of at least 0."""
-    end = 0
-    for first, last, gamma in schedule:
-        if first != end + 1 or last < first or gamma < 0:
-            raise ArchsearchError(
-                "a schedule is ranges (first batch size, last, gamma) that begin at 1 and follow each other, got "
-                f"{list(schedule)}"
-            )
-        end = last
 
 
 def round_statistics(round_lengths: Sequence[int], gamma: int) -> tuple[int, ...]:

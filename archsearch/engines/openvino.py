@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.engines.child_engine import WORKERS, ChildEngine
-from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling, Schedule
+from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling
 from archsearch.errors import ArchsearchError
 from archsearch.paths import cache_dir
+from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +35,7 @@ class OpenVinoEngine(ChildEngine):
         super().__init__(settings, tokenizer)
         self.precision: dict[str, Any] = {}
 
-    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Schedule) -> None:
+    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
         if synthetic:
             raise ArchsearchError("OpenVINO GenAI has no synthetic acceptance; use --engine vllm or transformers")
         if schedule:

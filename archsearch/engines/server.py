@@ -35,12 +35,12 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
-    Schedule,
     check_start,
     round_statistics,
 )
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
+from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -305,7 +305,7 @@ class VllmServerEngine:
         gamma: int,
         *,
         synthetic: Sequence[float] = (),
-        schedule: Schedule = (),
+        schedule: Ranges = (),
     ) -> None:
         """Ask the server what it is. With a draft: it must speculate with `gamma` tokens; alone: it must not speculate at all.
 

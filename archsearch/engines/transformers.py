@@ -25,13 +25,13 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
-    Schedule,
     check_start,
     round_statistics,
 )
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import gamma_settings, load_draft
 from archsearch.models.runtime import quiet_transformers, torch_dtype
+from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -136,7 +136,7 @@ class TransformersEngine:
         gamma: int,
         *,
         synthetic: Sequence[float] = (),
-        schedule: Schedule = (),
+        schedule: Ranges = (),
     ) -> None:
         """Raises ArchsearchError when the vocabularies differ, gamma is below 1 (with a draft) or a schedule is asked for."""
         check_start(gamma, draft, synthetic, schedule)

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.engines.child_engine import WORKERS, ChildEngine
-from archsearch.engines.engine import Engine, EngineSettings, ModelSource, Schedule
+from archsearch.engines.engine import Engine, EngineSettings, ModelSource
 from archsearch.errors import ArchsearchError
+from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +39,7 @@ class VllmEngine(ChildEngine):
         super().__init__(settings, tokenizer)
         self.counters: dict[str, Any] = {}
 
-    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Schedule) -> None:
+    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
         if gamma > LONGEST_DRAFT and draft is not None:
             raise ArchsearchError(f"vLLM drafts at most {LONGEST_DRAFT} tokens a round, got gamma {gamma}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from archsearch.export.card import ExportPlan, model_card
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines, export_names, vllm_config
 from archsearch.export.folder import MARKER, export, plan
-from archsearch.export.schedule import GammaSchedule, Ranges, check_schedule, read_schedule
+from archsearch.export.schedule import GammaSchedule, read_schedule
 from archsearch.export.source import DraftRecord, ExportSource, ExportTarget, FullHead, HeadCost, padded_head_cost
 
 __all__ = [
@@ -18,9 +18,7 @@ __all__ = [
     "HeadCost",
     "GammaSchedule",
     "MARKER",
-    "Ranges",
     "check_engines",
-    "check_schedule",
     "export",
     "export_names",
     "model_card",

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, load
 from archsearch.errors import ArchsearchError
-from archsearch.export.schedule import Ranges, largest_gamma, tensorrt_schedule
+from archsearch.export.schedule import tensorrt_schedule
+from archsearch.schedule import Ranges, largest_gamma
 
 GGUF_FILE: Final = "draft.gguf"
 TENSORRT_FILE: Final = "tensorrt-llm.yaml"

@@ -16,10 +16,10 @@ from archsearch.engine_facts import ENGINES
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export.card import ExportPlan, model_card
 from archsearch.export.engines import DEFAULT_ENGINES, GGUF_FILE, Setup, check_engines, serving
-from archsearch.export.schedule import check_schedule
 from archsearch.export.source import ExportSource, padded_head_cost
 from archsearch.files import read_json, write_json, write_text
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, gamma_settings, has_tokenizer, has_weights
+from archsearch.schedule import check_schedule
 from archsearch.workload import DTYPE_BYTES
 
 MARKER: Final = "export.json"

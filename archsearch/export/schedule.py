@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
-
-Ranges = tuple[tuple[int, int, int], ...]
-"""Inclusive: (first batch size, last batch size, gamma). Starts at 1 and has no holes; the last gamma goes on above the end."""
-
-
-def check_schedule(ranges: Sequence[Sequence[int]]) -> Ranges:
-    """`ranges` as a schedule. Raises ArchsearchError: not three whole numbers, not from 1 on, a hole, a negative gamma."""
-    checked = []
-    expected = 1
-    for entry in ranges:
-        numbers = list(entry) if isinstance(entry, list | tuple) else []
-        if len(numbers) != 3 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-            raise ArchsearchError(f"a schedule entry must be [first batch, last batch, gamma] in whole numbers, got {entry!r}")
-        first, last, gamma = numbers
-        if first != expected:
-            where = "start at batch size 1" if expected == 1 else f"go on at batch size {expected}"
-            raise ArchsearchError(f"the schedule must {where}, got {first} in {entry!r}")
-        if last < first or gamma < 0:
-            raise ArchsearchError(f"a schedule entry needs last batch >= first batch and gamma >= 0, got {entry!r}")
-        checked.append((first, last, gamma))
-        expected = last + 1
-    return tuple(checked)
+from archsearch.schedule import Ranges, check_schedule, largest_gamma
 
 
 @dataclass(frozen=True)
@@ -52,11 +31,6 @@ def read_schedule(path: Path) -> GammaSchedule:
     points = tuple(dict(point) for point in data.get("points", []) if isinstance(point, Mapping))
     words = "; ".join(str(data[name]) for name in ("engine", "latency") if data.get(name))
     return GammaSchedule(check_schedule(data["ranges"]), points, words)
-
-
-def largest_gamma(ranges: Ranges, gamma: int) -> int:
-    """What an engine must be ready for: the schedule's largest gamma, `gamma` without a schedule (or one that never drafts)."""
-    return max((entry[2] for entry in ranges), default=0) or gamma
 
 
 def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:

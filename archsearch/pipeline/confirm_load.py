@@ -37,6 +37,7 @@ from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, 
 from archsearch.pipeline.session import SearchSession
 from archsearch.pipeline.stand_ins import DraftFolders
 from archsearch.progress import ProgressLine
+from archsearch.schedule import schedule_from_points
 from archsearch.search.objective import Scorer
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     With synthetic acceptance the engine accepts by chance at the predicted rates: times are real, the text is not the target's.
     """
     from archsearch.engines.engine import Sampling
-    from archsearch.engines.measure.under_load import measure_load, overall_speedups, schedule_ranges, schedule_verdict
+    from archsearch.engines.measure.under_load import measure_load, overall_speedups, schedule_verdict
     from archsearch.engines.registry import make_engine
 
     run = session.run
@@ -99,7 +100,7 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     folders = DraftFolders(session, name)
     draft, target, dummy = folders.draft(score.architecture, folder, synthetic), *folders.target(synthetic)
     if request.schedule:
-        ranges = schedule_ranges([(number, points[number].gamma) for number in sizes])
+        ranges = schedule_from_points([(number, points[number].gamma) for number in sizes])
         # An engine takes one set of rates, for the largest gamma. The fixed gammas get the same, so that only times differ.
         common = rates[max([*gammas, *(gamma for _, _, gamma in ranges)])]
         rates = {gamma: common[:gamma] for gamma in rates if gamma <= len(common)}

@@ -10,7 +10,6 @@ from typing import Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.engine_facts import engine_facts
-from archsearch.engines.measure.under_load import schedule_ranges
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.export import vllm_config
@@ -19,6 +18,7 @@ from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
 from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.session import SearchSession
+from archsearch.schedule import schedule_from_points
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import drifting_positions
 from archsearch.workload import Workload
@@ -122,7 +122,7 @@ def _fits(target: Architecture, draft: Architecture, workload: Workload, device:
 
 def write_schedule(folder: Path, points: Sequence[SchedulePoint], engine: str, words: str) -> dict[str, Any]:
     """schedule.json of a candidate; returns its content. `words`: where the latencies come from."""
-    ranges = schedule_ranges([(point.batch_size, point.gamma) for point in points])
+    ranges = schedule_from_points([(point.batch_size, point.gamma) for point in points])
     data = {
         "engine": engine,
         "latency": words,

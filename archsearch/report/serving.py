@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from archsearch.estimate import Estimate
 from archsearch.runs.fields import as_estimate, number, optional_number
+from archsearch.schedule import Ranges
 
 LOAD_FILES: Final = "load-*.json"
 SCHEDULE_FILE: Final = "schedule.json"
 TERMS: Final = ("decode_s", "draft_s", "verify_s", "overhead_s", "tau")
 REST: Final = "rest"
-Ranges = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)

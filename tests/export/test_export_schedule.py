@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from archsearch.errors import ArchsearchError
-from archsearch.export.schedule import GammaSchedule, Ranges, check_schedule, largest_gamma, read_schedule, tensorrt_schedule
+from archsearch.export.schedule import GammaSchedule, read_schedule, tensorrt_schedule
+from archsearch.schedule import Ranges, check_schedule, gamma_at, largest_gamma
 
 RANGES: Ranges = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
-
-
-def gamma_at(ranges: Ranges, batch: int) -> int:
-    return next(gamma for first, last, gamma in ranges if first <= batch <= last)
 
 
 def up_to(schedule: dict[int, int], batch: int) -> int:

@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling, Schedule
+from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import START_STD
+from archsearch.schedule import Ranges, gamma_at
 
 Progress = Callable[[str, float, float], None]
 ALONE: Final = "alone"
@@ -34,14 +35,11 @@ class Variant:
     draft: ModelSource | None = None
     gamma: int = 0
     synthetic: tuple[float, ...] = ()
-    schedule: tuple[tuple[int, int, int], ...] = ()
+    schedule: Ranges = ()
 
     def gamma_at(self, batch: int) -> int:
-        """Draft tokens a round at a batch size; a schedule goes on with its last gamma."""
-        for first, last, gamma in self.schedule:
-            if first <= batch <= last:
-                return gamma
-        return self.schedule[-1][2] if self.schedule else self.gamma
+        """Draft tokens a round at a batch size."""
+        return gamma_at(self.schedule, batch, self.gamma)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,25 +315,3 @@ def overall_speedups(
         logs = [np.log(speedup.value) for number in concurrencies if (speedup := results[name, number].speedup) is not None]
         means[name] = float(np.exp(np.mean(logs)))
     return means
-
-
-def schedule_ranges(points: Sequence[tuple[int, int]]) -> Schedule:
-    """Ranges (first, last, gamma) out of the best gamma at ascending batch sizes; each holds up to the middle to the next.
-
-    The last range ends at the last batch size. Neighbours of equal gamma are one range. Raises ArchsearchError for no points.
-    """
-    if not points or points[0][0] != 1:
-        raise ArchsearchError(f"a schedule begins at batch size 1, got {list(points)}")
-    ranges: list[tuple[int, int, int]] = []
-    first = 1
-    for number, (batch, gamma) in enumerate(points):
-        following = points[number + 1][0] if number + 1 < len(points) else None
-        last = batch if following is None else max(batch, int((batch * following) ** 0.5))
-        if following is not None and last >= following:
-            last = following - 1
-        if ranges and ranges[-1][2] == gamma:
-            ranges[-1] = (ranges[-1][0], last, gamma)
-        else:
-            ranges.append((first, last, gamma))
-        first = last + 1
-    return tuple(ranges)

@@ -13,11 +13,11 @@ from archsearch.engines.measure.under_load import (
     full_steps,
     measure_load,
     overall_speedups,
-    schedule_ranges,
     schedule_verdict,
 )
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
+from archsearch.schedule import schedule_from_points
 from tests.doubles.made_up_engine import MadeUpEngine
 
 PROMPTS = [EnginePrompt(f"p{i}", tuple(range(50))) for i in range(8)]
@@ -168,11 +168,11 @@ def test_a_schedule_that_is_not_shown_to_be_worse_may_be_worse_within_a_stated_m
 
 
 def test_ranges_out_of_points() -> None:
-    assert schedule_ranges([(1, 4), (2, 4), (4, 2), (8, 0)]) == ((1, 2, 4), (3, 5, 2), (6, 8, 0))
-    assert schedule_ranges([(1, 3)]) == ((1, 1, 3),)
-    assert schedule_ranges([(1, 2), (2, 2), (256, 2)]) == ((1, 256, 2),)
+    assert schedule_from_points([(1, 4), (2, 4), (4, 2), (8, 0)]) == ((1, 2, 4), (3, 5, 2), (6, 8, 0))
+    assert schedule_from_points([(1, 3)]) == ((1, 1, 3),)
+    assert schedule_from_points([(1, 2), (2, 2), (256, 2)]) == ((1, 256, 2),)
     with pytest.raises(ArchsearchError, match="begins at batch size 1"):
-        schedule_ranges([(2, 3)])
+        schedule_from_points([(2, 3)])
 
 
 class DiesLater(MadeUpEngine):

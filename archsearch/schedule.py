@@ -1,0 +1,64 @@
+"""Gamma by batch size: what a schedule is, and what it says of one batch size. Every room that has one uses this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from archsearch.errors import ArchsearchError
+
+Ranges = tuple[tuple[int, int, int], ...]
+"""Inclusive: (first batch size, last batch size, gamma). Starts at 1 and has no holes; the last gamma goes on above the end."""
+
+
+def check_schedule(ranges: Sequence[Sequence[int]]) -> Ranges:
+    """`ranges` as a schedule. Raises ArchsearchError: not three whole numbers, not from 1 on, a hole, a negative gamma."""
+    checked = []
+    expected = 1
+    for entry in ranges:
+        numbers = list(entry) if isinstance(entry, list | tuple) else []
+        if len(numbers) != 3 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
+            raise ArchsearchError(f"a schedule entry must be [first batch, last batch, gamma] in whole numbers, got {entry!r}")
+        first, last, gamma = numbers
+        if first != expected:
+            where = "start at batch size 1" if expected == 1 else f"go on at batch size {expected}"
+            raise ArchsearchError(f"the schedule must {where}, got {first} in {entry!r}")
+        if last < first or gamma < 0:
+            raise ArchsearchError(f"a schedule entry needs last batch >= first batch and gamma >= 0, got {entry!r}")
+        checked.append((first, last, gamma))
+        expected = last + 1
+    return tuple(checked)
+
+
+def gamma_at(ranges: Ranges, batch_size: int, gamma: int = 0) -> int:
+    """Draft tokens a round at a batch size; `gamma` without a schedule. Above its end a schedule goes on with its last gamma."""
+    for first, last, here in ranges:
+        if first <= batch_size <= last:
+            return here
+    return ranges[-1][2] if ranges else gamma
+
+
+def largest_gamma(ranges: Ranges, gamma: int) -> int:
+    """What an engine must be ready for: the schedule's largest gamma, `gamma` without a schedule (or one that never drafts)."""
+    return max((entry[2] for entry in ranges), default=0) or gamma
+
+
+def schedule_from_points(points: Sequence[tuple[int, int]]) -> Ranges:
+    """Ranges (first, last, gamma) out of the best gamma at ascending batch sizes; each holds up to the middle to the next.
+
+    The last range ends at the last batch size. Neighbours of equal gamma are one range. Raises ArchsearchError for no points.
+    """
+    if not points or points[0][0] != 1:
+        raise ArchsearchError(f"a schedule begins at batch size 1, got {list(points)}")
+    ranges: list[tuple[int, int, int]] = []
+    first = 1
+    for number, (batch, gamma) in enumerate(points):
+        following = points[number + 1][0] if number + 1 < len(points) else None
+        last = batch if following is None else max(batch, int((batch * following) ** 0.5))
+        if following is not None and last >= following:
+            last = following - 1
+        if ranges and ranges[-1][2] == gamma:
+            ranges[-1] = (ranges[-1][0], last, gamma)
+        else:
+            ranges.append((first, last, gamma))
+        first = last + 1
+    return tuple(ranges)
