@@ -19,7 +19,7 @@ from archsearch.workload import WorkloadRequest
 @click.option("--target", required=True, metavar="T", help="Catalogue name, folder with config.json (and weights), or hub id.")
 @common
 @click.option("--space", metavar="S", help="Space name or YAML file (default: by the target's size).")
-@click.option("--trials", default=300, show_default=True, type=click.IntRange(min=1))
+@click.option("--trials", default=300, show_default=True, type=click.IntRange(min=1), help="Distinct shapes to score.")
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -58,7 +58,12 @@ from archsearch.workload import WorkloadRequest
     help="How far to climb: 2m ranks, 15m trains a few shapes, 45m more and longer. Text, training and confirming included "
     "(default with --confirm: 13m).",
 )
-@click.option("--storage", metavar="URL", help="Optuna storage (default: a journal file in the run folder).")
+@click.option(
+    "--storage",
+    metavar="URL",
+    help="Optuna storage (default: a journal file in the run folder). Many searches may share one: each question has a study "
+    "of its own.",
+)
 @click.option(
     "--run",
     type=click.Path(path_type=Path, file_okay=False),

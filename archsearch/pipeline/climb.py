@@ -716,7 +716,11 @@ def start_climb(
 ) -> Climb:
     """A climb over the shapes that rung 0 scored."""
     mirror = study.ClimbStudy(
-        session.space, session.scorer, session.request.storage or session.run.storage_file, rungs.STD_FACTOR
+        session.space,
+        session.scorer,
+        session.request.storage or session.run.storage_file,
+        rungs.STD_FACTOR,
+        session.about() | {"run": session.run.info["created"], "seed": session.request.seed},  # its curves are this run's
     )
     pool = {score.architecture: None for score in ranked}
     return Climb(session, shop, ledger, plan, session.scorer, known, mirror, pool=pool)
@@ -765,7 +769,6 @@ def trial_rows(rows: Sequence[dict[str, Any]], ledger: Ledger) -> list[dict[str,
                 "number": len(result),
                 "state": "COMPLETE",
                 "origin": "climb",
-                "cached": False,
                 "feasible": True,
                 "invalid": "",
             }

@@ -37,7 +37,7 @@ def search(request: SearchRequest) -> dict[str, Any]:
             shop.texts.write_training(TEXT_SHARE * request.time_budget_s)
             write_json(written, {"tokens": shop.texts.training().written_tokens})
         session.scorer = session.scorer.with_coverage(shop.texts.coverage())
-    result = rung_zero(session, "archsearch" if shop is None else "archsearch-coverage")
+    result = rung_zero(session)
     run.write_trials(result.trials)
     ranked = result.best
     trained: list[TrainedDraft] = []
@@ -50,7 +50,7 @@ def search(request: SearchRequest) -> dict[str, Any]:
     return outcome(session, result, ranked, confirmed)
 
 
-def rung_zero(session: SearchSession, study_name: str) -> study.SearchResult:
+def rung_zero(session: SearchSession) -> study.SearchResult:
     """The study over all shapes, scored without training any."""
     request = session.request
     with ProgressLine("search") as line:
@@ -60,7 +60,7 @@ def rung_zero(session: SearchSession, study_name: str) -> study.SearchResult:
             trials=request.trials,
             seed=request.seed,
             storage=request.storage or session.run.storage_file,
-            study_name=study_name,  # scores that know the coverage stand apart
+            about=session.about(),
             progress=lambda p: line(f"best {p.best.speedup.value:.2f}x" if p.best else "", float(p.done), float(p.total)),
         )
 
@@ -109,7 +109,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     if plan.stay:
         ledger.data["notes"] = [f"rung 0 only: {plan.stay}"]
         ledger.save()
-        result = rung_zero(session, "archsearch")
+        result = rung_zero(session)
         run.write_trials(result.trials)
         ranked = [score.with_rank(rank) for rank, score in enumerate(result.best[: request.top], start=1)]
         write_best(session, ranked, {})
@@ -126,7 +126,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
             "(--alpha supernet asks for it)"
         )
     begin = time.monotonic()
-    result = rung_zero(session, "archsearch-coverage")
+    result = rung_zero(session)
     ledger.data["steps"].setdefault("search", time.monotonic() - begin)
     ascent = climb.start_climb(session, ledger, plan, shop, result.best, known)
     trained = ascent.climb()

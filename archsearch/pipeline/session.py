@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -70,9 +71,10 @@ class SearchRequest:
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
-        free = ("run", "storage", "profile", "climb")
+        free = ("run", "profile", "climb")
         asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
         flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
+        flat["storage"] = without_password(self.storage)
         return {
             name: value if isinstance(value, int | float | str | bool) or value is None else str(value)
             for name, value in flat.items()
@@ -191,9 +193,15 @@ class SearchSession:
         profile = run.info["profile"]
         folder = profile.get("folder")
         named = Path(folder) if folder and Path(folder).is_dir() else None
-        request = SearchRequest.from_arguments(run.arguments, confirm=0, run=path)
+        request = SearchRequest.from_arguments(run.arguments, confirm=0, run=path, storage=None)
         asked = replace(request.asked, dtype=profile.get("dtype", request.asked.dtype), profile=named)
         return cls.start(replace(request, asked=asked), run)
+
+    def about(self) -> dict[str, Any]:
+        """What scores depend on besides space and scorer, for the storage: the profile, and how it is read."""
+        profile = self.source.profile
+        known = {name: profile.get(name) for name in ("hash", "source", "dtype", "mode")}
+        return {**known, "device": self.source.device.key, "engine": self.request.engine}
 
     def workshop(self) -> Workshop:
         """Where this run's drafts are trained."""
@@ -207,6 +215,11 @@ class SearchSession:
             plain_text=self.request.text,
             threads=self.source.threads,
         )
+
+
+def without_password(storage: str | None) -> str | None:
+    """A storage's URL as it may be written down: `mysql://me:secret@host/db` without the secret."""
+    return None if storage is None else re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage)
 
 
 def default_space(target: Architecture) -> str:

@@ -30,6 +30,8 @@ SCHEMA_VERSION: Final = 1
 RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: pipeline.climb writes it, report reads it
 # Arguments that a continued run may change: they say how far to go, not what is searched.
 FREE_ARGUMENTS: Final = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
+# Arguments that run folders of version 0.1.0 do not record: nobody can say what they were.
+UNRECORDED: Final = ("storage",)
 CONFIRMED_FIELDS: Final = (
     "engine", "engine_version", "prompts", "gamma", "alpha", "accepted_by_position", "tau", "baseline_tokens_per_s",
     "tokens_per_s", "speedup", "predicted_speedup", "relative_error", "identical_output",
@@ -270,7 +272,7 @@ def resume_run(
     differences = [
         f"{name} was {before.get(name)!r}, now {now.get(name)!r}"
         for name in dict.fromkeys((*before, *now))
-        if name not in ignored and before.get(name) != now.get(name)
+        if name not in ignored and before.get(name) != now.get(name) and (name in before or name not in UNRECORDED)
     ]
     if run.info["seed"] != seed and not any(text.startswith("seed ") for text in differences):
         differences.append(f"seed was {run.info['seed']}, now {seed}")

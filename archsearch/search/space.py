@@ -1,4 +1,4 @@
-"""Search spaces: a YAML file becomes `trial.suggest_*` calls and Architectures.
+"""Search spaces: a YAML file becomes dimensions with choices, and choices become Architectures.
 
 ```yaml
 description: one line
@@ -42,9 +42,9 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.paths import data_dir
 
 if TYPE_CHECKING:
-    from optuna.trial import BaseTrial
+    from optuna.distributions import BaseDistribution
 
-# Order matters: it is the order in which a trial is asked.
+# Order matters: choices are given as indices in this order.
 NUMERIC: Final = (
     "num_hidden_layers", "hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim", "draft_vocab_size",
 )  # fmt: skip
@@ -87,7 +87,7 @@ class Dimension:
 
     @property
     def parameter(self) -> str:
-        """Its name in Optuna. Uneven numbers are asked by index, so that the sampler knows which are neighbours."""
+        """Its name in Optuna. Uneven numbers are kept as an index, so that who reads the study knows which are neighbours."""
         return self.name if not self.ordered or self.step or len(self.choices) == 1 else f"{self.name}_index"
 
     def encode(self, index: int) -> Value:
@@ -97,16 +97,15 @@ class Dimension:
         """The index of an Optuna parameter's value."""
         return int(value) if self.parameter != self.name else self.choices.index(value)
 
-    def suggest(self, trial: BaseTrial) -> int:
-        """Ask the trial; the index of its choice."""
-        if len(self.choices) == 1:
-            return 0
+    def distribution(self) -> BaseDistribution:
+        """What Optuna is told of it."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
         if not self.ordered:
-            return self.choices.index(trial.suggest_categorical(self.parameter, list(self.choices)))
+            return CategoricalDistribution(self.choices)
         if self.step:
-            value = trial.suggest_int(self.parameter, int(self.choices[0]), int(self.choices[-1]), step=self.step)
-            return self.choices.index(value)
-        return trial.suggest_int(self.parameter, 0, len(self.choices) - 1)
+            return IntDistribution(int(self.choices[0]), int(self.choices[-1]), step=self.step)
+        return IntDistribution(0, len(self.choices) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +155,6 @@ class SearchSpace:
     def size(self, target: Architecture) -> int:
         """Combinations of choices, valid or not: an upper bound on the shapes."""
         return math.prod(len(dimension.choices) for dimension in self.dimensions(target))
-
-    def suggest(self, trial: BaseTrial, target: Architecture) -> Architecture | InvalidShape:
-        """Ask the trial for every dimension and build the shape. Every dimension is always asked, so the space never changes."""
-        return self.build(tuple(dimension.suggest(trial) for dimension in self.dimensions(target)), target)
 
     def build(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:
         """The shape of one choice per dimension (indices in the order of `dimensions`)."""

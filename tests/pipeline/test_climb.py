@@ -203,7 +203,8 @@ def test_the_climb_finds_what_the_prior_does_not_see(tmp_path: Path, clock: Cloc
 def test_the_study_holds_every_candidate_with_its_rungs(tmp_path: Path, clock: Clock) -> None:
     ascent = make(tmp_path, clock)
     drafts = ascent.climb()
-    stored = optuna.load_study(study_name="archsearch-climb", storage=study.open_storage(tmp_path / "journal.log"))
+    storage = study.open_storage(tmp_path / "journal.log")
+    stored = optuna.load_study(study_name=ascent.mirror.study.study_name, storage=storage)
     assert {t.state.name for t in stored.trials} == {"COMPLETE", "PRUNED"}
     shapes = {Architecture.from_dict(t.user_attrs["architecture"]): t for t in stored.trials}
     assert len(shapes) == len(stored.trials) == len({arch for arch, _ in ascent.shop.calls})

@@ -2,7 +2,6 @@
 
 import itertools
 
-import optuna
 import pytest
 
 from archsearch.architecture import catalogue
@@ -103,20 +102,25 @@ def test_every_valid_shape_loads_as_a_llama_config(smollm2, small_space):
         )  # fmt: skip
 
 
-def test_suggest_agrees_with_build(smollm2, small_space):
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    dimensions = small_space.dimensions(smollm2)
-    kinds = set()
-    for _ in range(40):
-        trial = study.ask()
-        shape = small_space.suggest(trial, smollm2)
-        kinds.add(type(shape))
-        indices = tuple(d.decode(trial.params[d.parameter]) if len(d.choices) > 1 else 0 for d in dimensions)
-        assert shape == small_space.build(indices, smollm2)
-        pairs = [(d, i) for d, i in zip(dimensions, indices, strict=True) if len(d.choices) > 1]
-        assert all(d.encode(i) == trial.params[d.parameter] for d, i in pairs)
-    assert kinds == {Architecture, InvalidShape}
-    assert set(trial.params) >= {"num_hidden_layers", "hidden_size_index", "window"}
+def test_choices_are_kept_as_optuna_parameters(smollm2, small_space):
+    """What a study's record says of a shape leads back to it, and its distributions hold every choice."""
+    dimensions = [dimension for dimension in small_space.dimensions(smollm2) if len(dimension.choices) > 1]
+    for dimension in dimensions:
+        distribution = dimension.distribution()
+        for index in range(len(dimension.choices)):
+            value = dimension.encode(index)
+            assert distribution._contains(distribution.to_internal_repr(value)) and dimension.decode(value) == index
+    assert {dimension.parameter for dimension in dimensions} >= {"num_hidden_layers", "hidden_size_index", "window"}
+
+
+def test_served_spaces_leave_out_what_does_not_divide_and_windows_that_hold_all(smollm2):
+    space = _space(num_key_value_heads=[4, 5], kv_group_size=[1, 2], head_dim=[64], hidden_size=[320, 640], ffn_ratio=[2],
+                   window_pattern=["L", "S"], sliding_window=[512, 1024])  # fmt: skip
+    heads = {shape.num_attention_heads for shape in space.enumerate(smollm2)}
+    assert heads == {4, 5, 8, 10}
+    assert {shape.num_attention_heads for shape in space.served(4).enumerate(smollm2)} == {4, 8}
+    assert {shape.sliding_window for shape in space.served(1, 600).enumerate(smollm2)} == {None, 512}
+    assert space.served(4, 600).to_dict() == space.to_dict()
 
 
 def test_neighbours_connect_the_space(smollm2, small_space):
