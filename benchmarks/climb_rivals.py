@@ -25,8 +25,9 @@ from archsearch.engines.measure.by_prompt import confirm
 from archsearch.engines.transformers import TransformersEngine
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import load_draft
-from archsearch.pipeline import SearchSession, spread_prompts
+from archsearch.pipeline import SearchSession
 from archsearch.progress import ProgressLine
+from archsearch.text.prompt_set import spread_prompts
 from archsearch.text.prompts import encode_prompts
 
 TEXTS = ("text", "more", "plain", "heldout")
@@ -96,7 +97,7 @@ def measure(run: Path, count: int, gammas: list[int], only: list[int], out: Path
         if only and number not in only:
             continue
         drafts[name] = load_trained(arch, shop.draft_folder(arch))
-    encoded = encode_prompts(spread_prompts(shop.prompts.heldout, count), shop.tokenizer)
+    encoded = encode_prompts(spread_prompts(shop.prompts.confirming, count), shop.tokenizer)
     prompts = [EnginePrompt(item.id or str(i), item.token_ids, item.category or None) for i, item in enumerate(encoded)]
     sampling = Sampling(max_new_tokens=session.request.answer_tokens)
     rows: list[dict[str, Any]] = []

@@ -25,8 +25,9 @@ from archsearch.engines.measure.by_prompt import confirm
 from archsearch.engines.transformers import TransformersEngine
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import load_draft
-from archsearch.pipeline import SearchSession, spread_prompts
+from archsearch.pipeline import SearchSession
 from archsearch.progress import ProgressLine
+from archsearch.text.prompt_set import spread_prompts
 from archsearch.text.prompts import encode_prompts
 
 
@@ -76,7 +77,7 @@ def main() -> None:
             shop.texts.write_training(1.0) if not (options.run / "text" / "cache.json").exists() else shop.texts.training()
             drafts[name] = shop.train(arch, budget, session.request.seed, name)
 
-    encoded = encode_prompts(spread_prompts(shop.prompts.heldout, options.prompts), shop.tokenizer)
+    encoded = encode_prompts(spread_prompts(shop.prompts.confirming, options.prompts), shop.tokenizer)
     prompts = [EnginePrompt(item.id or str(i), item.token_ids, item.category or None) for i, item in enumerate(encoded)]
     sampling = Sampling(max_new_tokens=session.request.answer_tokens)
     context = round(sum(len(p.token_ids) for p in prompts) / len(prompts) + session.request.answer_tokens / 2)

@@ -37,10 +37,9 @@ from archsearch.files import write_json
 from archsearch.models.drafts import draft_architecture, load_draft
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
-from archsearch.pipeline import spread_prompts
 from archsearch.text.encode import with_states
 from archsearch.text.generate import eos_ids, generate_text
-from archsearch.text.prompt_set import load_prompt_set
+from archsearch.text.prompt_set import load_prompt_set, spread_prompts
 from archsearch.text.prompts import encode_prompts, read_prompts
 from archsearch.text.settings import Writing
 

@@ -3,16 +3,18 @@
 text/        the target's greedy answers to the training prompts, with its hidden states
 plain/       plain text with the target's states, where a file was given
 more/        sampled answers to the training prompts, where there was time for them
-heldout/     greedy answers to the held-out prompts: what acceptance is measured on
+heldout/     greedy answers to the held-out prompts: acceptance is measured on one half, the other confirms
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.errors import MissingDataError
+from archsearch.files import write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.progress import ProgressLine
 from archsearch.text.prompt_set import PromptSet
@@ -21,6 +23,7 @@ from archsearch.text.settings import Writing
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
     from archsearch.text.cache import TextCache
+    from archsearch.text.prompts import EncodedPrompt, Prompt
 
 MORE_TEMPERATURE: Final = 0.7  # of further answers: near what the target writes greedily, yet not the same again
 PLAIN_SHARE: Final = 0.3  # of the time to write: plain text is read much faster than answers are written
@@ -69,12 +72,11 @@ class RunTexts:
         """Sampled answers to the training prompts, where every prompt has its greedy one: more text to train on, none of it for
         prompts whose answers are kept out to compare drafts on. None where there is none and no time for it."""
         from archsearch.text.generate import generate_text
-        from archsearch.text.prompts import encode_prompts
         from archsearch.training.distill import DistillConfig, split_heldout
 
         if budget_s > 0 and self.training().complete:
             numbered = [replace(prompt, id=str(number)) for number, prompt in enumerate(self.prompts.train)]
-            encoded = {prompt.id: prompt.token_ids for prompt in encode_prompts(numbered, self.target.tokenizer)}
+            encoded = {prompt.id: prompt.token_ids for prompt in self.encode(numbered)}
             kept_out = split_heldout(self.training().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
             unseen = {tuple(sequence.token_ids[: sequence.prompt_tokens].tolist()) for sequence in kept_out}
             with ProgressLine("target writes more training text") as line:
@@ -107,21 +109,47 @@ class RunTexts:
         self._load_further()
         return [self.training(), *(self._caches[name] for name in ("plain", "more") if name in self._caches)]
 
-    def heldout(self) -> TextCache:
-        """What the target writes, greedily, for the held-out prompts."""
+    def heldout(self, budget_s: float | None = None) -> TextCache:
+        """What the target writes, greedily, for the held-out prompts: half of it chooses (`choosing`).
+
+        Written within `budget_s` where one is given; what is there then is all there will be, so that drafts share it.
+        """
+        from archsearch.text.cache import TextCache
         from archsearch.text.generate import generate_text
 
+        folder = self.folder / "heldout"
+        if "heldout" not in self._caches and (folder / "done.json").exists():
+            self._caches["heldout"] = TextCache.load(folder)
         if "heldout" not in self._caches:
             with ProgressLine("target writes held-out text") as line:
-                self._caches["heldout"] = generate_text(
+                cache = generate_text(
                     self.target.model(),
                     self.target.tokenizer,
                     self.prompts.heldout,
-                    cache_dir=self.folder / "heldout",
+                    cache_dir=folder,
                     writing=Writing(self.answer_tokens),
-                    progress=lambda p: line(f"{p['what']}: {p['tokens']} tokens", float(p["done"]), float(p["total"])),
+                    budget_s=budget_s,
+                    progress=lambda p: line(_words(p), float(p["done"]), float(p["total"])),
                 )
+            write_json(folder / "done.json", {"tokens": cache.written_tokens})
+            self._caches["heldout"] = cache
         return self._caches["heldout"]
+
+    def choosing(self) -> TextCache:
+        """The part of the held-out text that drafts are compared and chosen on; the other prompts confirm."""
+        cache = self.heldout()
+        if not self.prompts.split:
+            return cache
+        asked = {prompt.token_ids for prompt in self.encode(self.prompts.choosing)}
+        chosen = [s for s in cache.sequences if tuple(s.token_ids[: s.prompt_tokens].tolist()) in asked]
+        return cache.part(chosen) if chosen else cache
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
+        """Token ids of prompts; those that leave no room for an answer in the target's context are left out."""
+        from archsearch.text.prompts import context_tokens, encode_prompts, prompt_limit
+
+        limit = prompt_limit(context_tokens(self.target.config), self.answer_tokens)
+        return encode_prompts(prompts, self.target.tokenizer, max_tokens=limit)
 
     def coverage(self) -> VocabularyCoverage:
         """Which share of the held-out text the most frequent tokens of the training text cover, by head size."""
@@ -129,7 +157,7 @@ class RunTexts:
         from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
 
         frequencies = token_frequencies(self.training())
-        heldout = token_frequencies(self.heldout()).written
+        heldout = token_frequencies(self.choosing()).written
         shares, best = [], 0.0
         for size in (size for size in COVERAGE_SIZES if size < len(heldout)):
             kept = list(choose_draft_vocab(frequencies, size, self.target.tokenizer).token_ids)

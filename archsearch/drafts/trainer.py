@@ -221,7 +221,7 @@ class Workshop:
                 ),
             )
         draft.eval()
-        trace = agreement_trace(draft, self.texts.heldout())
+        trace = agreement_trace(draft, self.texts.choosing())
         trace.save(folder / "trace.npz")
         save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=_mean_hidden(draft, caches[0]))
         write_json(

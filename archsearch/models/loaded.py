@@ -28,6 +28,17 @@ class LoadedTarget:
         return self._models[name]
 
     @property
+    def config(self) -> Any:
+        """The target's Hugging Face config; read without the weights where no model is loaded."""
+        if self._models:
+            return next(iter(self._models.values())).config
+        from transformers import AutoConfig
+
+        from archsearch.models.load import weights_source
+
+        return AutoConfig.from_pretrained(weights_source(self.ref, weights=False))
+
+    @property
     def tokenizer(self) -> Any:
         """The target's tokenizer; read without the weights where only it is needed."""
         if self._tokenizer is None:

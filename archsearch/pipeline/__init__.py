@@ -5,7 +5,7 @@ profile -> search -> finalists (train, measure) -> confirm -> export. Feedback b
 
 from archsearch.pipeline.candidates import export_rank, train_rank, write_best, write_report
 from archsearch.pipeline.confirm_load import LoadRequest, confirm_load
-from archsearch.pipeline.confirm_prompts import check_tokenizer, confirm_rank, spread_prompts
+from archsearch.pipeline.confirm_prompts import check_tokenizer, confirm_rank
 from archsearch.pipeline.engine_choice import EngineChoice
 from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, machine_slowdown
@@ -38,7 +38,6 @@ __all__ = [
     "sample_space",
     "schedule_rank",
     "search",
-    "spread_prompts",
     "train_rank",
     "write_best",
     "write_report",

@@ -18,11 +18,10 @@ from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
-from archsearch.pipeline.confirm_prompts import spread_prompts
 from archsearch.pipeline.latency import LatencySource, choose_latency
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
-from archsearch.text.prompt_set import load_prompt_set
+from archsearch.text.prompt_set import load_prompt_set, spread_prompts
 from archsearch.workload import Workload, WorkloadRequest
 
 if TYPE_CHECKING:

@@ -653,24 +653,39 @@ def work(shape: Architecture) -> float:
 # --- the whole of it ---------------------------------------------------------------------------------------------------
 
 
-def confirm_seconds(session: SearchSession) -> tuple[float, float]:
-    """(seconds per prompt, fixed seconds) of confirming one draft, from the profile's decode time and the machine's speed now."""
+def confirm_seconds(session: SearchSession, prompt_tokens: float) -> tuple[float, float]:
+    """(seconds per prompt of `prompt_tokens` tokens, fixed seconds) of confirming one draft, from the profile's times and the
+    machine's speed now.
+
+    A prompt is read by the target alone, by the target beside the draft, and by the draft. A token of it is priced at what one
+    more token costs a verification pass: dear, since long passes use a machine better; the draft is priced as the target's share
+    that a typical speed-up leaves.
+    """
     slowdown = machine_slowdown(session.source) or 1.0
-    step_s = session.scorer.decode_s.value * slowdown
-    per_prompt = session.request.answer_tokens * step_s * (1.0 + 1.0 / TYPICAL_SPEEDUP)
-    exact = EXACT_TOKENS * FLOAT32_COST * step_s if session.request.temperature == 0 else 0.0
+    scorer, request = session.scorer, session.request
+    step_s = scorer.decode_s.value * slowdown
+    most = request.max_gamma
+    longer = scorer.latency.verify_s(scorer.target, scorer.workload, most).value - scorer.decode_s.value
+    read_s = max(0.0, longer / most) * slowdown * prompt_tokens
+    per_prompt = (request.answer_tokens * step_s + read_s) * (1.0 + 1.0 / TYPICAL_SPEEDUP) + read_s / TYPICAL_SPEEDUP
+    exact = EXACT_TOKENS * FLOAT32_COST * step_s if request.temperature == 0 else 0.0
     return per_prompt, exact
+
+
+def confirming_tokens(session: SearchSession) -> list[int]:
+    """Tokens of each prompt that confirms."""
+    shop = session.workshop()
+    return [len(item.token_ids) for item in shop.texts.encode(shop.prompts.confirming)]
 
 
 def make_plan(session: SearchSession, ledger: Ledger) -> Plan:
     """The plan of rungs.json, or a new one."""
     if ledger.data["plan"] is not None:
         return Plan(**ledger.data["plan"])
-    from archsearch.text.prompt_set import load_prompt_set
-
     request = session.request
-    prompts = min(request.confirm_prompts, len(load_prompt_set(request.prompts, request.heldout).heldout))
-    per_prompt, fixed = confirm_seconds(session)
+    tokens = confirming_tokens(session)
+    prompts = min(request.confirm_prompts, len(tokens))
+    per_prompt, fixed = confirm_seconds(session, float(np.mean(tokens)))
     plan = rungs.divide(request.time_budget_s, ledger.elapsed_s(), per_prompt, fixed, prompts, max(1, request.confirm))
     ledger.data["plan"] = plan.to_dict()
     ledger.save()
@@ -692,7 +707,7 @@ def write_texts(shop: Workshop, ledger: Ledger, plan: Plan) -> None:
     """Held-out text, then the training text, then further answers, until the plan's share is used."""
     written = shop.folder / "text" / "done.json"
     start = time.monotonic()
-    shop.texts.heldout()
+    shop.texts.heldout(0.5 * plan.text_s)
     if not written.exists():  # a text that stopped at its budget is finished all the same: drafts must share it
         shop.texts.write_training(max(plan.text_s - ledger.elapsed_s(), 0.1 * plan.text_s))
         write_json(written, {"tokens": shop.texts.training().written_tokens})
@@ -728,7 +743,7 @@ def start_climb(
 
 def affordable_prompts(session: SearchSession, ledger: Ledger, plan: Plan, drafts: int) -> int:
     """Prompts to confirm each of `drafts` on in the time that is left; never more than planned twice over, never below 4."""
-    per_prompt, fixed = confirm_seconds(session)
+    per_prompt, fixed = confirm_seconds(session, float(np.mean(confirming_tokens(session))))
     left = (1.0 - rungs.MARGIN_SHARE / 2) * plan.budget_s - ledger.elapsed_s()
     fitting = (left / drafts - fixed) / per_prompt if per_prompt > 0 else session.request.confirm_prompts
     return max(min(4, plan.confirm_prompts), min(int(fitting), session.request.confirm_prompts, 2 * plan.confirm_prompts))

@@ -22,7 +22,6 @@ from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
 from archsearch.pipeline.comparison import error_summary, explain, measured_terms, predicted_terms
-from archsearch.pipeline.confirm_prompts import spread_prompts
 from archsearch.pipeline.engine_choice import (
     PARTIAL_FILE,
     EngineChoice,
@@ -39,6 +38,7 @@ from archsearch.pipeline.stand_ins import DraftFolders
 from archsearch.progress import ProgressLine
 from archsearch.schedule import schedule_from_points
 from archsearch.search.objective import Scorer
+from archsearch.text.prompt_set import spread_prompts
 
 if TYPE_CHECKING:
     from archsearch.engines.measure.under_load import LoadResult, Variant
@@ -244,11 +244,11 @@ def load_prompts(session: SearchSession, scorer: Scorer, request: LoadRequest, s
     from archsearch.engines.engine import EnginePrompt
 
     if not synthetic:
-        from archsearch.text.prompts import encode_prompts, read_prompts
+        from archsearch.text.prompts import read_prompts
 
         shop = session.workshop()
-        chosen = read_prompts(request.prompts) if request.prompts else shop.prompts.heldout
-        encoded = encode_prompts(spread_prompts(chosen, 24), shop.tokenizer)
+        chosen = read_prompts(request.prompts) if request.prompts else shop.prompts.confirming
+        encoded = spread_prompts(shop.texts.encode(chosen), 24)
         return [EnginePrompt(item.id or str(i), item.token_ids, item.category or None) for i, item in enumerate(encoded)]
     rng = random.Random(session.request.seed)
     length = max(8, session.request.context - request.tokens // 2)

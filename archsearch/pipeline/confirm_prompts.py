@@ -39,6 +39,7 @@ from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Score, Scorer
+from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread_prompts
 
 if TYPE_CHECKING:
     from archsearch.engines.engine import Engine, ModelSource
@@ -130,6 +131,7 @@ def confirm_rank(
     result = {
         **best,
         "rank": rank,
+        "prompts_seen": None if prompts else seen_words(shop.prompts, folder),
         "architecture": score.architecture.label(),
         "identical_output_float32": exact,
         "identical_output_unchecked": unchecked,
@@ -146,10 +148,10 @@ def confirm_rank(
 
 def _prompts(shop: Workshop, file: Path | None, count: int) -> list[EnginePrompt]:
     """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
-    from archsearch.text.prompts import encode_prompts, read_prompts
+    from archsearch.text.prompts import read_prompts
 
-    chosen = read_prompts(file) if file else shop.prompts.heldout
-    encoded = encode_prompts(spread_prompts(chosen, count), shop.tokenizer)
+    chosen = read_prompts(file) if file else shop.prompts.confirming
+    encoded = spread_prompts(shop.texts.encode(chosen), count)
     return [EnginePrompt(item.id or str(number), item.token_ids, item.category or None) for number, item in enumerate(encoded)]
 
 
@@ -228,6 +230,20 @@ def _row(case: _Case, outcome: Confirmation, slowdown: float | None) -> dict[str
     }
 
 
+def seen_words(prompts: PromptSet, folder: Path) -> str | None:
+    """Why the prompts that confirm were seen when the draft in `folder` was chosen; None where no choice has seen them."""
+    from archsearch.acceptance.measured import Trace
+
+    if not prompts.split:
+        return (
+            f"the {len(prompts.heldout)} held-out prompts are too few to split (at least {2 * LEAST_HALF}): "
+            "the same ones chose the draft, which flatters it"
+        )
+    if len(Trace.load(folder / "trace.npz").agreements) > len(prompts.choosing):
+        return "the draft was chosen on these prompts too (an earlier version measured it on all that are held out)"
+    return None
+
+
 def check_tokenizer(ours: Any, folder: Path) -> None:
     """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's: its ids mean other tokens."""
     from archsearch.models.load import load_tokenizer, tokenizers_differ
@@ -240,10 +256,3 @@ def check_tokenizer(ours: Any, folder: Path) -> None:
         raise ArchsearchError(
             f"the tokenizer in {folder} differs from the target's ({'; '.join(differences)}); use a draft made for this target"
         )
-
-
-def spread_prompts(prompts: Sequence[Any], count: int) -> list[Any]:
-    """`count` prompts at equal distances, so that every category of a sorted file is represented."""
-    if len(prompts) <= count:
-        return list(prompts)
-    return [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)] if count > 1 else list(prompts[:1])

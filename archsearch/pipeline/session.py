@@ -69,6 +69,16 @@ class SearchRequest:
     def context(self) -> int:
         return self.asked.context_len
 
+    def check_files(self) -> None:
+        """Read every file of prompts or text that was given, also where only a ranking is asked for: what is wrong with one is
+        said before anything else, not when it is first needed."""
+        if self.prompts is not None or self.heldout is not None or self.confirm:
+            load_prompt_set(self.prompts, self.heldout).check_apart()
+        if self.text is not None:
+            from archsearch.text.encode import read_texts
+
+            read_texts(self.text)
+
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
         free = ("run", "profile", "climb")
@@ -148,15 +158,14 @@ class SearchSession:
 
         `run`: an opened run to go on with, whatever profile it was searched with.
         """
+        if run is None:
+            request.check_files()
         target = resolve_target(request.target)
         engine = runnable_engine(request.asked.engine)
         if request.confirm:
             check_weights(target)
             if not engine.in_process:
                 find_python(engine.name)
-            load_prompt_set(request.prompts, request.heldout)
-            if request.text is not None and not request.text.is_file():
-                raise MissingDataError(f"text file not found: {request.text}")
         space = load_space(request.space or default_space(target.architecture))
         source, workload = choose_latency(request.asked, target.architecture)
         reach = request.asked.context_len + request.answer_tokens

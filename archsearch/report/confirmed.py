@@ -86,6 +86,8 @@ def section_confirmed(item: Candidate) -> str:
         parts.append(f"<p><strong>Not decided: {html.escape(doubt)}. Confirm it again with nothing else running.</strong></p>")
     if unprofiled_words(data):
         parts.append(f"<p><strong>{html.escape(unprofiled_words(data))}</strong></p>")
+    if data.get("prompts_seen"):
+        parts.append(html_note(f"Not on unseen prompts: {data['prompts_seen']}."))
     parts += [_term_table(data), html_note(_terms_note(data))]
     if data.get("slowdown") is not None:
         slower = f"{data['slowdown']:.2f} times slower than the profile's reference"

@@ -173,6 +173,8 @@ def _confirmed_verdict(run: Run, found: Sequence[Candidate], lead: Candidate, ta
         expected = as_estimate(data["predicted_speedup"]).value
         lines.append(f"It had been predicted at {expected:.2f}x, {data['relative_error']:+.1%} off.")
     lines += [words] if (words := unprofiled_words(data)) else []
+    if data.get("prompts_seen"):
+        lines.append(f"Not on unseen prompts: {data['prompts_seen']}.")
     lines.append(identity_words(data))
     lines += _serving_lines(run, found, lead)
     doubtful = [str(item.rank) for item in found if item is not lead and item.undecided is not None]

@@ -93,6 +93,10 @@ class TextCache:
         """Whether every prompt was answered to its end (the budget was long enough)."""
         return bool(self.meta.get("complete"))
 
+    def part(self, sequences: list[CachedSequence]) -> TextCache:
+        """The same cache with some of its sequences."""
+        return TextCache(self.folder, self.meta, sequences, self.head)
+
     @classmethod
     def load(cls, folder: Path | str) -> TextCache:
         """Read a finished or partly finished cache."""

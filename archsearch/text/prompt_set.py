@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from archsearch.errors import ArchsearchError
 from archsearch.paths import package_dir
@@ -14,15 +16,50 @@ if TYPE_CHECKING:
 
 
 HELDOUT_SHARE: Final = 0.05
+LEAST_HALF: Final = 8  # held-out prompts that choose, and as many that confirm: with fewer an interval says nothing
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts to train on and prompts kept apart to measure on."""
+    """Prompts to train on and prompts kept apart to measure on.
+
+    Of the held-out ones half choose (acceptance of finalists, their order, the draft's vocabulary) and half confirm: a draft that
+    was chosen on a prompt looks better on it than it is.
+    """
 
     train: list[Prompt]
     heldout: list[Prompt]
     source: str
+
+    @property
+    def split(self) -> bool:
+        """Whether there are enough held-out prompts to keep some unseen by every choice."""
+        return len(self.heldout) >= 2 * LEAST_HALF
+
+    @property
+    def choosing(self) -> list[Prompt]:
+        """The held-out prompts that choices are made on; all where there are too few to split."""
+        return self._half(0) if self.split else list(self.heldout)
+
+    @property
+    def confirming(self) -> list[Prompt]:
+        """The held-out prompts that no choice has seen; all where there are too few to split."""
+        return self._half(1) if self.split else list(self.heldout)
+
+    def _half(self, which: int) -> list[Prompt]:
+        """Every second prompt of each category, in the file's order: both halves have the same share of each kind."""
+        seen: Counter[str] = Counter()
+        chosen = []
+        for prompt in self.heldout:
+            # Small categories start with the half that the categories before them left shorter.
+            if prompt.category not in seen:
+                seen[prompt.category] = len(seen) % 2
+            if seen[prompt.category] % 2 == which:
+                chosen.append(prompt)
+            seen[prompt.category] += 1
+        return chosen
 
     def check_apart(self) -> None:
         """Raise ArchsearchError where a prompt stands on both sides: what is measured on it would flatter the draft."""
@@ -55,3 +92,10 @@ def load_prompt_set(prompts: Path | None, heldout: Path | None) -> PromptSet:
         raise ArchsearchError(f"{prompts} has {len(everything)} prompts; give at least 8, or a second file with --heldout")
     kept = [prompt for number, prompt in enumerate(everything) if number % step]
     return PromptSet(kept, everything[::step], f"{prompts}, every {step}th prompt held out")
+
+
+def spread_prompts(prompts: Sequence[T], count: int) -> list[T]:
+    """`count` prompts at equal distances, so that every category of a sorted file is represented."""
+    if len(prompts) <= count:
+        return list(prompts)
+    return [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)] if count > 1 else list(prompts[:1])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from archsearch.drafts.records import ShortTraining, paired_logit_std
+from archsearch.drafts.texts import RunTexts
 from archsearch.drafts.trainer import Workshop, choose_finalists
 from archsearch.errors import ArchsearchError
+from archsearch.models.loaded import LoadedTarget
 from archsearch.models.targets import resolve_target
 from archsearch.text.prompt_set import load_prompt_set
 from tests.doubles.world import TINY, make_model_folder, make_prompts
@@ -82,3 +85,20 @@ def test_finalists_differ_in_depth_first() -> None:
     ranked = [Item(2, "a"), Item(2, "b"), Item(1, "c"), Item(4, "d")]
     assert [item.name for item in choose_finalists(ranked, 3)] == ["a", "c", "d"]
     assert [item.name for item in choose_finalists(ranked, 4)] == ["a", "c", "d", "b"]
+
+
+def test_drafts_are_chosen_on_one_half_of_the_held_out_text(tmp_path: Path) -> None:
+    make_model_folder(tmp_path / "target")
+    prompts = make_prompts(tmp_path / "prompts.jsonl")
+    heldout = make_prompts(tmp_path / "heldout.jsonl", 18, seed=5)
+    loaded = LoadedTarget(resolve_target(str(tmp_path / "target")), "float32")
+    texts = RunTexts(loaded, load_prompt_set(prompts, heldout), tmp_path / "run", 8)
+    choosing = {prompt.token_ids for prompt in texts.encode(texts.prompts.choosing)}
+    confirming = {prompt.token_ids for prompt in texts.encode(texts.prompts.confirming)}
+    used = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in texts.choosing().sequences}
+    assert used == choosing and not used & confirming
+    assert len(texts.heldout().sequences) == 18  # the whole is written: a run folder of before holds the same
+    # What stopped at its budget stays as it is, whoever asks again.
+    again = RunTexts(loaded, texts.prompts, tmp_path / "run", 8)
+    assert (tmp_path / "run" / "heldout" / "done.json").exists()
+    assert again.heldout(0.0).written_tokens == texts.heldout().written_tokens

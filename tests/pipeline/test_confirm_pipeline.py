@@ -316,6 +316,8 @@ def test_confirm_by_prompt_in_an_engine_of_its_own(session: SearchSession, made:
         assert row["decode_s"] == pytest.approx(LAW["decode_s"](1, 0))
     assert {engine.settings.dtype for engine in made} == {"float32"}  # type: ignore[attr-defined]
     assert Path("runs/a/report.html").is_file() and data["profile_first"] is None
+    assert "3 held-out prompts are too few to split (at least 16)" in data["prompts_seen"]  # said, not refused
+    assert "too few to split" in Path("runs/a/report.html").read_text()
     assert data["best_of"]["gammas"] == [2, 3] or data["best_of"]["gammas"] == (2, 3)
 
 
