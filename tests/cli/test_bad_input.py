@@ -142,6 +142,16 @@ def test_a_heldout_file_with_training_prompts(world: Path) -> None:
     assert "both the training and the held-out file" in refused(*CONFIRM, "--heldout", "same.jsonl", "--run", "runs/a")
 
 
+def test_files_are_read_where_only_a_ranking_is_asked_for(world: Path) -> None:
+    before = files_in(world)
+    (world / "empty.jsonl").write_text("")
+    (world / "spaces.txt").write_text(" \n\n \n")
+    assert "empty.jsonl holds no prompts" in refused(*SEARCH, "--prompts", "empty.jsonl", "--run", "runs/a")
+    assert "empty.jsonl holds no prompts" in refused(*SEARCH, "--heldout", "empty.jsonl", "--run", "runs/a")
+    assert "spaces.txt holds no text" in refused(*SEARCH, "--text", "spaces.txt", "--run", "runs/a")
+    assert set(files_in(world)) - set(before) == {"empty.jsonl", "spaces.txt"}
+
+
 def test_a_plain_text_that_is_absent(world: Path) -> None:
     before = files_in(world)
     assert "no-text.txt" in refused(*CONFIRM, "--text", "no-text.txt", "--run", "runs/a")
