@@ -13,7 +13,7 @@ import yaml
 
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.profiles import WHOLE_KINDS
-from archsearch.runs.run import CONFIRMED_FIELDS
+from archsearch.runs.confirmed import CONFIRMED_FIELDS
 from archsearch.search.objective import Score
 from archsearch.search.space import CONSTRAINTS, DIMENSIONS, SearchSpace
 

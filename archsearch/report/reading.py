@@ -21,9 +21,9 @@ from archsearch.report.serving import (
     read_schedule,
     read_terms,
 )
-from archsearch.report.words import undecided_words
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import as_estimate, read_or_tell
-from archsearch.runs.run import CONFIRMED_FIELDS, RUNGS_FILE, Run
+from archsearch.runs.run import RUNGS_FILE, Run
 from archsearch.search.objective import Score, indistinguishable
 
 
@@ -70,7 +70,7 @@ class Candidate:
     @property
     def undecided(self) -> str | None:
         """Why its confirmation decides nothing; None where it does, or where there is none of these weights."""
-        return None if self.confirmed is None or self.stale else undecided_words(self.confirmed)
+        return None if self.confirmed is None or self.stale else Confirmed.from_dict(self.confirmed).undecided
 
 
 @dataclass(frozen=True)
@@ -134,15 +134,7 @@ def _training(data: Any) -> dict[str, Any]:
 
 def _confirmation(data: Any) -> dict[str, Any]:
     """The content of confirmed.json, whose numbers are numbers."""
-    missing = [name for name in CONFIRMED_FIELDS if name not in data]
-    if missing:
-        raise KeyError(", ".join(missing))
-    for name in ("alpha", "tau", "speedup"):
-        as_estimate(data[name])
-    for name in ("baseline_tokens_per_s", "tokens_per_s"):
-        float(data[name])
-    if data.get("predicted") is not None:
-        Score.from_dict(data["predicted"])
+    Confirmed.from_dict(data)
     read_terms(data.get("error_by_term"))
     return dict(data)
 

@@ -23,6 +23,8 @@ from typing import Any, Final
 from archsearch import __version__, files
 from archsearch.errors import ArchsearchError
 from archsearch.runs.candidate import SCORE_FILE, Candidate
+from archsearch.runs.confirmed import CONFIRMED_FIELDS, Confirmed
+from archsearch.runs.fields import WRONG_SHAPE
 from archsearch.runs.provenance import git_commit, package_versions
 from archsearch.search.objective import Score
 
@@ -32,10 +34,6 @@ RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: pipeline.cl
 FREE_ARGUMENTS: Final = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
 # Arguments that run folders of version 0.1.0 do not record: nobody can say what they were.
 UNRECORDED: Final = ("storage",)
-CONFIRMED_FIELDS: Final = (
-    "engine", "engine_version", "prompts", "gamma", "alpha", "accepted_by_position", "tau", "baseline_tokens_per_s",
-    "tokens_per_s", "speedup", "predicted_speedup", "relative_error", "identical_output",
-)  # fmt: skip
 _REQUIRED: Final = ("schema_version", "created", "arguments", "code", "packages", "device", "profile", "space", "seed")
 
 
@@ -155,11 +153,11 @@ class Run:
         asked = (str(path), str(self.arguments.get("target", "")), str(self.info["device"].get("key", "")), str(complete))
         try:
             best = max((score.speedup.value for score in self.scores()), default=None)
-            confirmed = [data for data in map(self.confirmed, self.ranks()) if data is not None]
-            found = [data["speedup"] for data in confirmed if not data.get("undecided")]
-        except ArchsearchError:  # one damaged file must not hide the other runs
+            confirmed = [Confirmed.from_dict(data) for data in map(self.confirmed, self.ranks()) if data is not None]
+            found = [item.speedup.value for item in confirmed if item.undecided is None]
+        except WRONG_SHAPE:  # one damaged file must not hide the other runs
             return (*asked, "broken", "broken")
-        measured = max((value["value"] if isinstance(value, Mapping) else value for value in found), default=None)
+        measured = max(found, default=None)
         return (*asked, "none yet" if best is None else f"{best:.2f}x", _measured_words(measured, bool(confirmed)))
 
 

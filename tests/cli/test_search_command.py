@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from archsearch.hardware.identify import identify_cpu
-from archsearch.runs.run import CONFIRMED_FIELDS
+from archsearch.runs.confirmed import CONFIRMED_FIELDS
 from tests.cli.commands import CONFIRM, SEARCH, call, files_in, last_json, refused
 from tests.doubles.world import make_prompts
 

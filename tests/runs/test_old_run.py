@@ -97,9 +97,9 @@ def test_list_runs(old: Path) -> None:
     assert {run.path.name for run in list_runs()} == {"a", "climb"}
     lines = call("list", "runs").splitlines()
     rows = [line for line in lines if line.startswith("runs/")]
-    assert (
-        len(rows) == 2 and all("target" in row and row.rstrip().endswith("x") for row in rows) and "broken" not in "".join(rows)
-    )
+    assert len(rows) == 2 and all("target" in row for row in rows) and "broken" not in "".join(rows)
+    # In one run the median over its three prompts is 0.94x and the pooled speed-up 1.03x: these contradict each other.
+    assert {row.rsplit("  ", 1)[1].strip() for row in rows} == {"1.44x", "not decided"}
 
 
 def test_export_writes_what_it_wrote_before(old: Path) -> None:

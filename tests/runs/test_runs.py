@@ -12,8 +12,9 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.runs.confirmed import CONFIRMED_FIELDS
 from archsearch.runs.provenance import git_commit, package_versions
-from archsearch.runs.run import CONFIRMED_FIELDS, create_run, list_runs, open_run, resume_run
+from archsearch.runs.run import create_run, list_runs, open_run, resume_run
 from archsearch.search.objective import Score
 
 ARGUMENTS = {"target": "smollm2-135m", "gpu": "cpu", "space": "demo", "trials": 300, "seed": 0, "prompts": Path("p.jsonl")}

@@ -1,0 +1,63 @@
+"""confirmed.json: what a real engine did with a candidate, prompt by prompt, and whether that decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from archsearch.estimate import Estimate
+from archsearch.runs.fields import as_estimate, number, optional_number
+from archsearch.search.objective import Score
+from archsearch.speedup import counting_doubt
+
+CONFIRMED_FIELDS: Final = (
+    "engine", "engine_version", "prompts", "gamma", "alpha", "accepted_by_position", "tau", "baseline_tokens_per_s",
+    "tokens_per_s", "speedup", "predicted_speedup", "relative_error", "identical_output",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """The confirmation of one gamma.
+
+    `speedup`: median over prompts; `pooled`: all tokens over all seconds, None in files that lack it; `undecided`: why it decides
+    nothing, None where it does (a file of before that field is judged by its own figures). `record`: the whole file.
+    """
+
+    engine: str
+    gamma: int
+    alpha: Estimate
+    tau: Estimate
+    baseline_tokens_per_s: float
+    tokens_per_s: float
+    speedup: Estimate
+    pooled: float | None
+    undecided: str | None
+    record: dict[str, Any] = field(repr=False, compare=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Confirmed:
+        """KeyError for a missing field, ValueError or TypeError for what is no number."""
+        missing = [name for name in CONFIRMED_FIELDS if name not in data]
+        if missing:
+            raise KeyError(", ".join(missing))
+        if data.get("predicted") is not None:
+            Score.from_dict(data["predicted"])
+        speedup, pooled = as_estimate(data["speedup"]), optional_number(data.get("speedup_pooled"))
+        known = data["undecided"] if "undecided" in data else pooled and counting_doubt(speedup.value, pooled)
+        return cls(
+            str(data["engine"]),
+            int(data["gamma"]),
+            as_estimate(data["alpha"]),
+            as_estimate(data["tau"]),
+            number(data["baseline_tokens_per_s"]),
+            number(data["tokens_per_s"]),
+            speedup,
+            pooled,
+            str(known) if known else None,
+            dict(data),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.record)
