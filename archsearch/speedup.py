@@ -154,13 +154,6 @@ def alpha_from_tau(tau_value: float, gamma: int) -> float:
     return (low + high) / 2
 
 
-def acceptance_fraction(alpha: float, gamma: int) -> float:
-    """Accepted / drafted tokens (vLLM's "draft acceptance rate"): (tau - 1) / gamma, lower than alpha."""
-    if gamma < 1:
-        raise ValueError(f"nothing is drafted at gamma {gamma}")
-    return (tau(alpha, gamma) - 1.0) / gamma
-
-
 # --- time per round --------------------------------------------------------------------------------------------------
 
 

@@ -30,10 +30,6 @@ def test_counts_and_shares_give_the_same_tau():
     assert sp.tau_from_matched([27230, 15800, 9470, 6730, 40770]) == pytest.approx(sp.tau_from_matched(LOG))
 
 
-def test_acceptance_fraction_is_lower_than_alpha():
-    assert sp.acceptance_fraction(0.8, 4) == pytest.approx(0.59, abs=5e-4)
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.9, 0.999999])
 @pytest.mark.parametrize("gamma", [0, 1, 4, 8])
 def test_tau_is_the_closed_form(alpha, gamma):

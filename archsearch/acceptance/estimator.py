@@ -8,7 +8,7 @@ look.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, Self
 
@@ -47,19 +47,6 @@ class VocabularyCoverage:
                 return previous[1] + position * (point[1] - previous[1])
             previous = point
         return previous[1]
-
-    @classmethod
-    def from_counts(cls, counts: Mapping[int, int] | Sequence[int], sizes: Iterable[int]) -> VocabularyCoverage:
-        """Coverage of the user's text: `counts` per token id (mapping or list), read at each of `sizes` rows.
-
-        The same text picks the rows and is covered by them, so on a short text the shares are optimistic; count on text that the
-        head was not chosen from where there is some.
-        """
-        values = sorted(counts.values() if isinstance(counts, Mapping) else counts, reverse=True)
-        total = sum(values)
-        if total <= 0:
-            raise ArchsearchError("no tokens were counted; give a text with at least one token")
-        return cls(tuple((size, sum(values[:size]) / total) for size in sorted(set(sizes))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import logging
 import math
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,13 +28,11 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import body_parameters
 from archsearch.errors import ArchsearchError, RunFailed
-from archsearch.files import atomic_path
 from archsearch.models.runtime import tune_malloc
 from archsearch.progress import say
 from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.training.checkpoint import load_state, save_state
 from archsearch.training.pace import Pace, Slowdown
 
 logger = logging.getLogger(__name__)
@@ -303,16 +299,6 @@ def learning_rate(config: DistillConfig, progress: float, tokens: int) -> float:
     warm = 0.05 + 0.95 * tokens / config.warmup_tokens if tokens < config.warmup_tokens else 1.0
     left = 1.0 - progress
     return config.lr * min(warm, left / config.anneal if left < config.anneal else 1.0)
-
-
-def training_flops_per_token(arch: Architecture) -> float:
-    """Floating point operations that one token of training costs: 6 per weight of body and head (arXiv 2001.08361, section 2.1).
-
-    The embedding is a frozen lookup; the attention over a few hundred tokens is left out. Seconds of a training are tokens times
-    this by the operations per second that an earlier training reached: measured on one core, 1, 2 and 4 layers of width 576 agree
-    on that rate within 4 %.
-    """
-    return 6.0 * (body_parameters(arch) + arch.head_rows * arch.hidden_size)
 
 
 # ------------------------------------------------------------------------------------------------------------------- runs
@@ -639,42 +625,5 @@ class _Run:
         return state
 
 
-def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint atomically."""
-    with atomic_path(path) as temporary:
-        # By bytes: on a full disk torch raises an error of its own, a plain write an OSError.
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        temporary.write_bytes(buffer.getbuffer())
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """A checkpoint of `save_state`. Raises ArchsearchError for a file that is none."""
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
-        raise ArchsearchError(f"cannot read the checkpoint {path}: {str(error).splitlines()[0]}; delete it") from error
-    return state
-
-
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def throughput_ceiling(draft: Any, batch: Batch, *, repeats: int = 5, autocast: bool | None = None) -> float:
-    """Tokens per second of a bare forward and backward pass of `draft` on `batch` (head on the written positions, no loss, no
-    teacher, no optimizer): what DistillResult.tokens_per_s is compared with. Median of `repeats` after one warm-up."""
-    weight = draft.lm_head.weight
-    embedding = draft.get_input_embeddings().weight
-    was = embedding.requires_grad
-    embedding.requires_grad_(False)
-    times = []
-    for _ in range(repeats + 1):
-        begin = time.perf_counter()
-        with _autocast(weight, autocast):
-            logits = functional.linear(draft_states(draft, batch), weight)
-        logits.backward(torch.ones_like(logits))
-        times.append(time.perf_counter() - begin)
-        draft.zero_grad(set_to_none=True)
-    embedding.requires_grad_(was)
-    return batch.tokens / float(np.median(times[1:]))

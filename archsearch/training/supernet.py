@@ -39,6 +39,7 @@ from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models.drafts import build_draft
 from archsearch.models.runtime import tune_malloc
 from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.training import checkpoint
 from archsearch.training import distill as training
 from archsearch.training.distill import Batch, DistillConfig
 from archsearch.training.initialise import choose_layers, ffn_energy, initialise_draft
@@ -446,7 +447,7 @@ class _SupernetRun:
     def _save(self) -> None:
         if self.path is None:
             return
-        training.save_state(
+        checkpoint.save_state(
             self.path,
             {
                 "format": FORMAT, "identity": self.identity, "step": self.step, "tokens": self.tokens, "cpu_s": self.cpu_s,
@@ -458,7 +459,7 @@ class _SupernetRun:
     def _resume(self) -> None:
         if self.path is None or not self.path.exists():
             return
-        state = training.load_state(self.path)
+        state = checkpoint.load_state(self.path)
         if state.get("format") != FORMAT or state.get("identity") != self.identity:
             raise ArchsearchError(
                 f"the checkpoint {self.path} was made for other candidates, text or settings; delete it or name another folder"

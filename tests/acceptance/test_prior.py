@@ -214,15 +214,12 @@ def test_known_coverage_replaces_the_rule():
     assert prior.predict(small, known).alpha.value == pytest.approx(full, abs=0.001)
 
 
-def test_coverage_from_counts():
-    coverage = VocabularyCoverage.from_counts({7: 50, 3: 30, 9: 15, 1: 5}, [1, 2, 4])
-    assert coverage.points == ((1, 0.5), (2, 0.8), (4, 1.0))
+def test_coverage_between_its_points():
+    coverage = VocabularyCoverage(((1, 0.5), (2, 0.8), (4, 1.0)))
     assert coverage.share(3) == pytest.approx(0.8 + 0.2 * math.log2(1.5))
     assert coverage.share(1) == 0.5 and coverage.share(400) == 1.0
     with pytest.raises(ArchsearchError, match="rising"):
         VocabularyCoverage(((8, 0.5), (4, 0.9)))
-    with pytest.raises(ArchsearchError, match="no tokens"):
-        VocabularyCoverage.from_counts({}, [8])
 
 
 def test_one_measurement_shifts_the_intercept_and_shrinks_the_std():

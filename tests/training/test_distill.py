@@ -264,14 +264,6 @@ def test_progress_and_result_can_be_written_as_json(cache):
     assert result.tokens_per_s > 0
 
 
-def test_the_ceiling_is_a_rate_and_leaves_the_draft_as_it_was(cache):
-    draft = make_draft()
-    before = weights(draft).clone()
-    rate = training.throughput_ceiling(draft, training.make_batch(cache.sequences[:8]), repeats=2, autocast=False)
-    assert rate > 0 and torch.equal(weights(draft), before)
-    assert all(p.grad is None and p.requires_grad for p in draft.parameters())
-
-
 def test_a_full_disk_is_one_line_and_leaves_no_half_checkpoint(cache, tmp_path, monkeypatch):
     def full(self, data):
         raise OSError(28, "No space left on device")
@@ -353,9 +345,3 @@ def test_alpha_is_looked_at_where_it_is_asked_for_on_the_texts_that_are_given(ca
     assert last.hits == tuple(int(m.sum()) for m in training.greedy_matches(draft, texts))
     assert last.value == pytest.approx(sum(last.hits) / sum(result.heldout_tokens))
     assert [point.weights for point in result.alpha_curve] == ["average", "average", "annealed"]
-
-
-def test_training_cost_counts_body_and_head_once():
-    arch = Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=2048)
-    layer = 576 * 64 * (9 + 3 + 3 + 9) + 3 * 576 * 1536 + 2 * 576
-    assert training.training_flops_per_token(arch) == 6 * (2 * layer + 576 + 2048 * 576)

@@ -1,0 +1,31 @@
+"""Checkpoints on disk: written whole or not at all, read with one clear line where they are broken."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archsearch.errors import ArchsearchError
+from archsearch.files import atomic_path
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint atomically."""
+    with atomic_path(path) as temporary:
+        # By bytes: on a full disk torch raises an error of its own, a plain write an OSError.
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """A checkpoint of `save_state`. Raises ArchsearchError for a file that is none."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
+        raise ArchsearchError(f"cannot read the checkpoint {path}: {str(error).splitlines()[0]}; delete it") from error
+    return state
