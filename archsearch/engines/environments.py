@@ -30,9 +30,8 @@ from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import read_json, write_json
 from archsearch.hardware.identify import visible_gpus
 from archsearch.paths import cache_dir
+from archsearch.progress import Progress, silent
 
-Progress = Callable[[str, float, float], None]
-"""progress(what, work done, work planned)"""
 DeviceKind = Literal["cpu", "gpu"]
 
 MARKER: Final = "archsearch-environment.json"
@@ -197,7 +196,7 @@ def install(
     kind: DeviceKind = device or device_here()
     packages = known.packages[kind]
     maker = check_interpreter(python or Path(sys.executable), "--python names")
-    tell = progress or (lambda what, done, planned: None)
+    tell = progress or silent
     folder = environment_dir(engine)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path, read_json
 from archsearch.hardware.device import Device, load_device
 from archsearch.profiles import Measurement, Profile, freeze_shape
+from archsearch.progress import Progress, silent
 from archsearch.workload import DTYPE_BYTES, dtype_name
 
 PACKAGE: Final = "aiconfigurator-core"
@@ -69,7 +70,6 @@ ABSENT: Final = (
 
 Op = Gemm | Attention | AllReduce
 Key = tuple[Op, str]  # an op and its mode
-Progress = Callable[[str, float, float], None]
 
 
 @dataclass
@@ -399,7 +399,7 @@ def import_tables(
     system = root / SYSTEMS[device.key]
     versions = {kind: _pick_version(system, framework, kind) for kind in READERS}
     planned = float(len(names) * sum(COMPACT_ROWS.values() if compact else [1]))
-    report = progress or (lambda what, done, total: None)
+    report = progress or silent
     done = 0
 
     stack = {PACKAGE: package_version, framework: versions["gemm"]}

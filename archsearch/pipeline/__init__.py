@@ -9,7 +9,9 @@ from archsearch.pipeline.confirm_prompts import check_tokenizer, confirm_rank
 from archsearch.pipeline.engine_choice import EngineChoice
 from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, machine_slowdown
-from archsearch.pipeline.profile import ProfileRequest, check_profile, import_tables, profile_device, sample_space
+from archsearch.pipeline.profile import import_tables, profile_device
+from archsearch.pipeline.profile_check import check_profile
+from archsearch.pipeline.profile_request import ProfileRequest, sample_space
 from archsearch.pipeline.schedule import schedule_rank
 from archsearch.pipeline.search import search
 from archsearch.pipeline.session import SearchRequest, SearchSession, cannot_train, check_weights, default_space

@@ -10,6 +10,7 @@ from archsearch.engine_facts import engine_facts, engines_that
 from archsearch.errors import MissingDataError
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
+from archsearch.models.targets import TargetRef
 from archsearch.pipeline.engine_choice import engine_target
 from archsearch.pipeline.session import SearchSession, check_weights
 
@@ -34,16 +35,9 @@ class DraftFolders:
     def target(self, synthetic: bool) -> tuple[Any, bool]:
         """The target as the engine takes it, and whether its weights (and the draft's) are to be made up."""
         ref = self.session.target
-        try:
+        if not synthetic:
             check_weights(ref)
-        except MissingDataError as error:
-            if not synthetic:
-                raise
-            if not engine_facts(self.engine).dummy_weights:
-                raise MissingDataError(
-                    f"target {ref.name!r} has no weights here and {self.engine} needs them; give a folder that has them, or use "
-                    f"--engine {' or '.join(engines_that(lambda row: row.dummy_weights))}, which makes them up"
-                ) from error
+        elif not can_run(self.engine, ref):
             return write_shape(ref.architecture, self.base / "target"), True
         if self.inside:
             return self.session.workshop().model(self.session.source.dtype), False
@@ -68,3 +62,17 @@ def write_shape(arch: Architecture, folder: Path) -> Path:
 
     write_json(folder / "config.json", to_hf_config(arch))
     return folder
+
+
+def can_run(name: str, ref: TargetRef) -> bool:
+    """Whether the target's weights are here; False where the engine makes them up. MissingDataError where it cannot."""
+    try:
+        check_weights(ref)
+    except MissingDataError as error:
+        if engine_facts(name).dummy_weights:
+            return False
+        raise MissingDataError(
+            f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has them, or use --engine "
+            f"{' or '.join(engines_that(lambda row: row.dummy_weights))}, which makes them up"
+        ) from error
+    return True

@@ -24,7 +24,6 @@ from archsearch.profiling import layers
 from archsearch.profiling.points import (
     Bench,
     Point,
-    Progress,
     draft_features,
     measure_or_skip,
     prepare_eager,
@@ -32,6 +31,7 @@ from archsearch.profiling.points import (
     unmeasured,
 )
 from archsearch.profiling.timer import Probe, Timer, WeightPool
+from archsearch.progress import Progress
 from archsearch.workload import DTYPE_BYTES
 
 CONTEXTS = (64, 256, 512, 1024)

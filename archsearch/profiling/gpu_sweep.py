@@ -30,7 +30,8 @@ from archsearch.errors import MissingDataError
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
 from archsearch.profiling.layers import lean_supported
-from archsearch.profiling.points import Bench, Point, Progress, draft_features, measure_or_skip, spread, unmeasured
+from archsearch.profiling.points import Bench, Point, draft_features, measure_or_skip, spread, unmeasured
+from archsearch.progress import Progress
 from archsearch.workload import DTYPE_BYTES
 
 Array = NDArray[np.float64]

@@ -20,9 +20,6 @@ from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.timer import WeightPool
 
-Progress = Callable[[str, float, float], None]
-"""progress(what, seconds done, seconds planned)"""
-
 
 @dataclass(frozen=True, slots=True)
 class Point:

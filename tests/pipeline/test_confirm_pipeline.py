@@ -34,7 +34,7 @@ from archsearch.pipeline import (
 )
 from archsearch.pipeline.comparison import error_summary
 from archsearch.pipeline.engine_choice import serving_scorer
-from archsearch.pipeline.profile import profile_engine
+from archsearch.pipeline.profile_engine import profile_engine
 from archsearch.profiles import Profile
 from archsearch.report import summary_text
 from archsearch.report.terminal.confirm import confirm_text

@@ -13,10 +13,8 @@ import numpy as np
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
+from archsearch.progress import Progress
 from archsearch.speedup import DISTURBED_GAP, counting_doubt
-
-Progress = Callable[[str, float, float], None]
-"""progress(what, requests done, requests planned)"""
 
 _BOOTSTRAP_REPEATS: Final = 1000
 _WARM_UP_TOKENS: Final = 16

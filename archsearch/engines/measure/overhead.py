@@ -21,8 +21,8 @@ from archsearch.engines.transformers import TransformersEngine
 from archsearch.profiles import Measurement, freeze_shape, median_error_s
 from archsearch.profiling.cpu_sweep import CpuBench
 from archsearch.profiling.layers import ForwardRun, build_model
-from archsearch.profiling.points import Progress
 from archsearch.profiling.timer import Timer
+from archsearch.progress import Progress
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, Sampling
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
 from archsearch.profiles import Measurement, freeze_shape
+from archsearch.progress import Progress
 
-Progress = Callable[[str, float, float], None]
 PassPrice = Callable[[Architecture | None, EngineStep], Estimate]
 """Seconds of the passes of a step with that draft (None: the target alone), by the profile."""
 BATCHES: Final = (1, 2, 4, 8)

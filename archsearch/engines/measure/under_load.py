@@ -19,9 +19,9 @@ from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, Generati
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import START_STD
+from archsearch.progress import Progress
 from archsearch.schedule import Ranges, gamma_at
 
-Progress = Callable[[str, float, float], None]
 ALONE: Final = "alone"
 _DRAWS: Final = 1000
 _WARM_UP_TOKENS: Final = 16

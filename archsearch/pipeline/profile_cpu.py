@@ -1,0 +1,129 @@
+"""This CPU measured: ops, decoder layers, whole models, and what transformers adds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import engine_facts
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import ensure_writable_dir
+from archsearch.hardware.device import Device
+from archsearch.latency.model import LatencyModel
+from archsearch.pipeline.profile_check import check_profile
+from archsearch.pipeline.profile_engine import profile_engine
+from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest, drafts_for_check, sample_space
+from archsearch.profiles import Profile, cpu_stack, stack_key
+from archsearch.progress import ProgressLine
+from archsearch.workload import dtype_name
+
+if TYPE_CHECKING:
+    from archsearch.profiling.cpu_sweep import CpuBench
+    from archsearch.profiling.points import Bench
+
+
+def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
+    """Measure this CPU; returns the summary of `profile_device`, with how much slower than its quiet reference it ran."""
+    if "graph" in request.modes or request.tensor_parallel > 1:
+        raise ArchsearchError("--mode graph and --tensor-parallel are for GPUs; a CPU is measured in eager mode, on one device")
+    stack = cpu_stack()
+    folder = request.output or Path("profiles") / device.key / stack_key(stack)
+    ensure_writable_dir(folder)
+
+    import torch
+
+    from archsearch.profiling import cpu_sweep as sweeps
+
+    torch.set_num_threads(device.threads or 1)
+    profile = Profile.open(folder, device.to_dict(), stack)
+    bench = sweeps.CpuBench(profile, device.last_level_cache_bytes or (32 << 20))
+    reference = request.target or ENGINE_STAND_IN
+    drafts = sample_space(request.space, reference, 400, request.seed)
+    dtypes = device_dtypes(device, request.dtypes)
+    before = len(profile.rows)
+    memory = float(device.memory_bytes)
+    points = {
+        dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory) for dtype in dtypes
+    }
+    other = request.engine and not engine_facts(request.engine_name).in_process
+    if not (other and _has_model(profile, dtypes[0])):  # ops and whole models are measured already: go on with the engine
+        with ProgressLine("profile") as line:
+            sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
+        if request.engine and request.batch_size == 1:
+            _measure_engine(bench, profile, request.target, dtypes, memory)
+    if other:
+        profile_engine(request, profile, device, drafts, dtypes[0], slowdown=_probe_slowdown(bench, dtypes[0]))
+    learnt = {}
+    for dtype in dtypes:
+        try:
+            learnt[dtype] = LatencyModel(profile, dtype, engine=request.engine_name).summary()
+        except MissingDataError as error:
+            learnt[dtype] = {"missing": str(error)}
+    checks = {}
+    if request.check:
+        for dtype in dtypes:
+            if "missing" not in learnt[dtype]:
+                unseen = drafts_for_check(request, reference, profile)
+                checks[dtype] = check_profile(bench, profile, unseen, request.target, dtype, request.check, memory)
+    slowdowns = bench.slowdowns or [1.0]
+    quantiles = statistics.quantiles(slowdowns, n=20) if len(slowdowns) > 1 else [1.0] * 19
+    return {
+        "folder": str(folder),
+        "device": device.key,
+        "rows": len(profile.rows),
+        "new_rows": len(profile.rows) - before,
+        "planned_rows": sum(len(p) for p in points.values()),
+        "noisy_share": profile.noisy_share,
+        "slowdown_p5": quantiles[0],
+        "slowdown_median": quantiles[9],
+        "slowdown_p95": quantiles[-1],
+        "models": learnt,
+        "checks": checks,
+        "known_error": profile.known_error,
+    }
+
+
+def device_dtypes(device: Device, asked: Sequence[str]) -> list[str]:
+    """The dtypes to measure: those asked for, or the device's native one first."""
+    if asked:
+        return [dtype_name(name) for name in asked]
+    return ["bfloat16", "float32"] if device.native_bf16 else ["float32", "bfloat16"]
+
+
+def _has_model(profile: Profile, dtype: str) -> bool:
+    try:
+        LatencyModel(profile, dtype)
+    except MissingDataError:
+        return False
+    return True
+
+
+def _probe_slowdown(bench: Bench, dtype: str) -> Callable[[], float]:
+    """How much slower than the profile's reference the machine is now."""
+    timer = bench.timer(dtype)
+
+    def slowdown() -> float:
+        value = statistics.median(timer.probe() for _ in range(5)) / timer.reference_s
+        timer.slowdowns.append(value)
+        return float(value)
+
+    return slowdown
+
+
+def _measure_engine(bench: CpuBench, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float) -> None:
+    """Engine rows for each dtype that has none yet for this vocabulary."""
+    from archsearch.architecture.counts import weight_bytes_per_pass
+    from archsearch.engines.measure.overhead import measure_overhead
+
+    subject = target
+    if subject is None or weight_bytes_per_pass(subject, 4) > min(2 << 30, memory / 4):
+        subject = ENGINE_STAND_IN if subject is None else ENGINE_STAND_IN.replace(vocab_size=subject.vocab_size)
+    for dtype in dtypes:
+        known = {row.sizes()["vocab_size"] for row in profile.select("engine", dtype, "eager")}
+        if subject.vocab_size not in known:
+            with ProgressLine(f"what transformers adds, {dtype}") as line:
+                for row in measure_overhead(bench, subject, dtype, progress=line):
+                    profile.record(row)
