@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(cuda, "open_bench", opened)
     real = selection.needs
     few = {"batches": (1,), "contexts": (16, 64), "verify_tokens": (3,), "steps": 12, "models": 14}
-    monkeypatch.setattr(selection, "needs", lambda *args, **kwargs: real(*args, **{**kwargs, **few}))
+
+    def fewer(drafts: Any, target: Any, dtype: str, mode: str, asked: Any, room: Any) -> Any:
+        return real(drafts, target, dtype, mode, replace(asked, **few), room)
+
+    monkeypatch.setattr(selection, "needs", fewer)
     return tmp_path
 
 
