@@ -35,6 +35,7 @@ WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest")
 DIFFERENCE_KINDS: Final = ("engine", "rest")
 """Kinds whose times are differences of timings: noise may take one below zero, and cutting it off there would bias the rest."""
 REFUSED_STDS: Final = 3.0  # a difference that many stds below zero is a disturbed measurement, not noise
+CUT_OFF_S: Final = 1e-6  # what versions before 0.2.0 stored for a difference that came out below it, without a std
 
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
@@ -114,6 +115,11 @@ class Measurement:
     def impossible(self) -> bool:
         """A difference below zero by more than its noise explains: something disturbed one of the two timings."""
         return self.median_s < -REFUSED_STDS * (self.error_s or math.inf)
+
+    @property
+    def cut_off(self) -> bool:
+        """A difference that an older version cut off at CUT_OFF_S: it was below that, nobody knows by how much."""
+        return self.kind in DIFFERENCE_KINDS and self.std_s is None and self.median_s == CUT_OFF_S
 
     def sizes(self) -> dict[str, Any]:
         return thaw_shape(self.shape)

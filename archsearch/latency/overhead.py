@@ -22,8 +22,8 @@ MIN_ROUND_ROWS = 2
 
 
 def usable(rows: Sequence[Measurement]) -> list[Measurement]:
-    """The rows that noise alone explains; one that is far below zero was disturbed and says nothing."""
-    return [row for row in rows if not row.impossible]
+    """The rows that say how large a difference is: not one far below zero, which was disturbed, nor one that was cut off."""
+    return [row for row in rows if not row.impossible and not row.cut_off]
 
 
 def fit_rows(features: Sequence[Sequence[float]], rows: Sequence[Measurement]) -> DifferenceFit:
@@ -46,9 +46,9 @@ class OverheadFit:
     @classmethod
     def fit(cls, rows: Sequence[Measurement]) -> OverheadFit | None:
         """From the `engine` rows of one engine and vocabulary; None where they are too few."""
-        rows = usable(rows)
-        plain = [row for row in rows if row.sizes()["gamma"] == 0]
-        rounds = [row for row in rows if row.sizes()["gamma"] > 0]
+        steps = [row for row in rows if row.sizes()["gamma"] == 0]
+        plain = usable(steps) or [row for row in steps if row.cut_off]  # without any, the rounds would be lost too
+        rounds = [row for row in usable(rows) if row.sizes()["gamma"] > 0]
         if not plain or len(rounds) < MIN_ROUND_ROWS:
             return None
         sizes = [row.sizes() for row in rounds]

@@ -33,6 +33,22 @@ def test_one_row_cut_off_at_a_microsecond_does_not_zero_the_others() -> None:
     assert fit.layer_s < 1e-5 and fit.plain.value == pytest.approx(0.4e-3)
 
 
+def test_rows_that_an_older_version_cut_off_have_no_size_and_are_left_out() -> None:
+    rounds = [engine_row(1, 1, 3e-3), engine_row(2, 1, 4e-3), engine_row(4, 1, 6e-3)]
+    without, with_cut_off, with_small, about_nothing = (
+        OverheadFit.fit(rows)
+        for rows in (
+            [engine_row(0, 0, 0.4e-3), *rounds],
+            [engine_row(0, 0, 0.4e-3), *rounds, engine_row(7, 1, 1e-6)],
+            [engine_row(0, 0, 0.4e-3), *rounds, engine_row(7, 1, 1e-6, 1e-4)],  # measured as that small: it counts
+            [engine_row(0, 0, 1e-6), *rounds],  # such a plain step keeps the rounds, which are worth more
+        )
+    )
+    assert without and with_cut_off and with_small and about_nothing
+    assert with_cut_off.to_dict() == without.to_dict() != with_small.to_dict()
+    assert about_nothing.to_dict() == without.to_dict() | {"plain_s": pytest.approx(1e-6)}
+
+
 def test_a_difference_that_noise_took_below_zero_pulls_like_any_other() -> None:
     rows = [engine_row(0, 0, -0.1e-3, 0.2e-3)]
     rows += [engine_row(gamma, 1, seconds, 0.5e-3) for gamma, seconds in ((1, 0.6e-3), (2, -0.4e-3), (4, 0.5e-3), (7, -0.3e-3))]
