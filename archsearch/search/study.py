@@ -63,15 +63,14 @@ def open_storage(where: str | Path) -> str | BaseStorage:
     if "://" in text:
         return text
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
 
-    from archsearch.search.storage import FileLock, drop_torn_line
+    from archsearch.search.storage import FileLock, drop_torn_line, journal_backend
 
     try:
         Path(text).parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(text)
         drop_torn_line(text, lock)
-        return JournalStorage(JournalFileBackend(text, lock))  # type: ignore[arg-type]  # acquire and release are all it asks
+        return JournalStorage(journal_backend(text, lock))
     except OSError as error:
         raise ArchsearchError(f"cannot write {text}: {error.strerror or error}; choose a folder you can write to") from error
 
