@@ -253,7 +253,13 @@ def _next(run: Run, lead: Candidate, pays: bool) -> list[tuple[str, str]]:
     if lead.measured_speedup is None:
         steps = [("Measure it in the engine", confirm)]
         return steps + [then_export if pays else ("Or train it further; alpha may rise", train)]
+    again = confirm + _engine_option(run, str((lead.confirmed or {}).get("engine", "")))
     if lead.undecided is not None:
-        return [("Measure it again, with nothing else running", confirm)]
+        return [("Measure it again, with nothing else running", again)]
     steps = [("Write a folder that engines load", export)] if pays else []
-    return steps + [("Train it further; alpha may rise", train), ("Then measure it again", confirm)]
+    return steps + [("Train it further; alpha may rise", train), ("Then measure it again", again)]
+
+
+def _engine_option(run: Run, engine: str) -> str:
+    """What `confirm` must be told to run in `engine` again; "" where it is the run's own, which it takes by itself."""
+    return f" --engine {shlex.quote(engine)}" if engine and engine != (run.arguments.get("engine") or "transformers") else ""

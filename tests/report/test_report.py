@@ -303,6 +303,17 @@ def test_a_disturbed_confirmation_decides_nothing(tmp_path, written):
     assert run.summary_row()[-1] == "not decided"
 
 
+@pytest.mark.parametrize(("engine", "option"), [("transformers", ""), ("vllm", " --engine vllm")])
+def test_measuring_again_means_in_the_same_engine(tmp_path, engine, option):
+    run = make_run(tmp_path, "trained", trials=40)
+    confirm(run)
+    run.write_confirmed(1, {**run.confirmed(1), "engine": engine, "speedup_pooled": 0.96, "speedup": 1.78})
+    ((why, command),) = report.verdict(run, report.candidates(run)).next
+    assert why.startswith("Measure it again") and command.endswith(f" --rank 1{option}")
+    run.write_confirmed(1, {**run.confirmed(1), "speedup_pooled": 1.7})
+    assert report.verdict(run, report.candidates(run)).next[-1][1].endswith(f" --rank 1{option}")
+
+
 def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
     run = make_run(tmp_path, "trained", trials=40)
     confirm(run, 1, 1.9)

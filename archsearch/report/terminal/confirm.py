@@ -81,7 +81,8 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
 def _next_of_confirm(result: dict[str, Any], run: Path, rank: int) -> str:
     """What to do after a confirmation: it pays only where its whole interval lies above 1."""
     if result["undecided"]:
-        return f"Next, with nothing else running: archsearch confirm {run} --rank {rank} --gamma {result['gamma']}"
+        again = f"archsearch confirm {run} --rank {rank} --gamma {result['gamma']} --engine {result['engine']}"
+        return f"Next, with nothing else running: {again}"
     if result["speedup_interval"][0] > 1:
         return f"Next: archsearch export {run} --rank {rank} --output my-draft"
     answer = (
