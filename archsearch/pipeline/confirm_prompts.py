@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.drafts.records import TrainedDraft, load_trained
@@ -38,12 +38,16 @@ from archsearch.pipeline.engine_choice import (
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
+from archsearch.runs.confirmed import Confirmed
+from archsearch.runs.fields import read_or_raise
 from archsearch.search.objective import Score, Scorer
 from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread_prompts
 
 if TYPE_CHECKING:
     from archsearch.engines.engine import Engine, ModelSource
     from archsearch.engines.measure.by_prompt import Confirmation
+
+UNDECIDED_FILE: Final = "undecided-{engine}.json"
 
 
 @dataclass(frozen=True)
@@ -138,11 +142,33 @@ def confirm_rank(
         "other_gammas": [row for row in rows if row is not best],
         "seconds": time.monotonic() - started,
     }
-    before = run.confirmed(rank)
-    if name == session.request.engine or before is None or before.get("engine") == name:
-        run.write_confirmed(rank, result)  # the engine that the run predicts for keeps this place
-    write_json(folder / f"confirmed-{name}.json", result)
+    result = _write(case, rank, result)
     write_report(run)
+    return result
+
+
+def _write(case: _Case, rank: int, result: dict[str, Any]) -> dict[str, Any]:
+    """Write the confirmation where it belongs and return it; with `kept_earlier` where an earlier one keeps its place.
+
+    What decides nothing does not take the place of a decided one of the same weights in the same engine: it stands beside it.
+    """
+    run, name, folder = case.session.run, case.engine, case.folder
+    own, beside = folder / f"confirmed-{name}.json", folder / UNDECIDED_FILE.format(engine=name)
+    before = run.confirmed(rank)
+    if result["undecided"] is not None:
+        same = before if before is not None and before.get("engine") == name else None
+        earlier = read_or_raise(own, "confirmation", Confirmed.from_dict) or (same and Confirmed.from_dict(same))
+        if earlier and earlier.undecided is None and not earlier.is_stale(case.trained.alpha):
+            words = (
+                f"The earlier confirmation in {name} decides ({earlier.speedup.value:.2f}x at gamma {earlier.gamma}) and stays "
+                f"in {own.name}; this one is in {beside.name}."
+            )
+            write_json(beside, {**result, "kept_earlier": words})
+            return {**result, "kept_earlier": words}
+    if name == case.session.request.engine or before is None or before.get("engine") == name:
+        run.write_confirmed(rank, result)  # the engine that the run predicts for keeps this place
+    write_json(own, result)
+    beside.unlink(missing_ok=True)
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +23,8 @@ class Confirmed:
     """The confirmation of one gamma.
 
     `speedup`: median over prompts; `pooled`: all tokens over all seconds, None in files that lack it; `undecided`: why it decides
-    nothing, None where it does (a file of before that field is judged by its own figures). `record`: the whole file.
+    nothing, None where it does (a file of before that field is judged by its own figures). `predicted`: the score that stood
+    beside it, None where the file lacks it. `record`: the whole file.
     """
 
     engine: str
@@ -34,6 +36,7 @@ class Confirmed:
     speedup: Estimate
     pooled: float | None
     undecided: str | None
+    predicted: Score | None
     record: dict[str, Any] = field(repr=False, compare=False)
 
     @classmethod
@@ -42,8 +45,7 @@ class Confirmed:
         missing = [name for name in CONFIRMED_FIELDS if name not in data]
         if missing:
             raise KeyError(", ".join(missing))
-        if data.get("predicted") is not None:
-            Score.from_dict(data["predicted"])
+        predicted = None if data.get("predicted") is None else Score.from_dict(data["predicted"])
         speedup, pooled = as_estimate(data["speedup"]), optional_number(data.get("speedup_pooled"))
         known = data["undecided"] if "undecided" in data else pooled and counting_doubt(speedup.value, pooled)
         return cls(
@@ -56,8 +58,15 @@ class Confirmed:
             speedup,
             pooled,
             str(known) if known else None,
+            predicted,
             dict(data),
         )
+
+    def is_stale(self, alpha: Estimate) -> bool:
+        """Whether the draft's alpha on held-out text is another than the one this confirmation predicted from."""
+        if self.predicted is None or alpha.source != "measured":  # a continued search writes the prior's alpha again
+            return False
+        return not math.isclose(self.predicted.alpha.value, alpha.value, rel_tol=1e-9)
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.record)

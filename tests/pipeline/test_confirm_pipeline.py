@@ -343,6 +343,32 @@ def test_another_engine_does_not_take_the_place_of_the_run_s_own(session: Search
     assert "vllm 1" in Path("runs/a/report.html").read_text()
 
 
+def test_what_decides_nothing_does_not_replace_what_decides(
+    session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_prompt = import_module("archsearch.engines.measure.by_prompt")
+    disturbed = property(lambda self: "the machine was disturbed")
+    files = ("confirmed.json", "confirmed-vllm.json")
+
+    def run_again(undecided: property) -> dict[str, Any]:
+        monkeypatch.setattr(by_prompt.Confirmation, "undecided", undecided)
+        return confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
+
+    beside = Path("runs/a/best/2/undecided-vllm.json")
+    first = run_again(disturbed)
+    assert "kept_earlier" not in first and read("runs/a/best/2/confirmed.json")["undecided"]  # nothing to keep yet
+    decided = run_again(property(lambda self: None))
+    shown = [read(f"runs/a/best/2/{name}") for name in files]
+    assert shown[0] == shown[1] and shown[0]["undecided"] is None and not beside.exists()
+    again = run_again(disturbed)
+    assert [read(f"runs/a/best/2/{name}") for name in files] == shown and read(str(beside))["undecided"] == again["undecided"]
+    text = confirm_text(again, Path("runs/a"), 2)
+    assert "stays in confirmed-vllm.json; this one is in undecided-vllm.json." in text and "NOT DECIDED" in text
+    assert f"{decided['speedup']['value']:.2f}x" in again["kept_earlier"]
+    give_weights(Path("runs/a"), 2, alpha=0.7)  # other weights: the earlier confirmation is not of these
+    assert "kept_earlier" not in run_again(disturbed) and read("runs/a/best/2/confirmed.json")["undecided"]
+
+
 def test_a_rank_without_weights_is_told_both_ways(session: SearchSession, made: Made) -> None:
     with pytest.raises(MissingDataError, match=r"archsearch train .*--rank 1\).*--rank 1 --synthetic") as caught:
         confirm_rank(session, 1, choice=HERE)

@@ -42,6 +42,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
     remarks += [
         f"NOT DECIDED at gamma {row['gamma']}: {row['undecided']}. Confirm again with nothing else running." for row in doubtful
     ]
+    remarks += [result["kept_earlier"]] if result.get("kept_earlier") else []
     lines = [
         f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']} held-out prompts, "
         f"draft {result['architecture']}, {human_time(result['seconds'])}.",
