@@ -86,7 +86,7 @@ _ROWS: Final = (
         name="transformers",
         title="transformers",
         version="5.20",
-        make="archsearch.engines.transformers:make",
+        make="archsearch.engines.transformers.engine:make",
         in_process=True,  # generate(assistant_model=...) on the modules that were loaded here
         synthesises=True,  # a logits processor of archsearch steers both models
         trimmed_head=True,  # archsearch.models.drafts computes the kept rows only
@@ -96,8 +96,8 @@ _ROWS: Final = (
         name="vllm",
         title="vLLM",
         version="0.32.0",
-        make="archsearch.engines.vllm:make",
-        recipe="archsearch.engines.environments:VLLM",
+        make="archsearch.engines.vllm.engine:make",
+        recipe="archsearch.engines.environments.environment:VLLM",
         server=True,  # its Prometheus counters tell rounds and acceptance
         batches=True,  # continuous batching
         synthesises=True,  # rejection_sample_method "synthetic" (config/speculative.py)
@@ -118,8 +118,8 @@ _ROWS: Final = (
         name="openvino",
         title="OpenVINO GenAI",
         version="2026.4.1.0",
-        make="archsearch.engines.openvino:make",
-        recipe="archsearch.engines.environments:OPENVINO",
+        make="archsearch.engines.openvino.engine:make",
+        recipe="archsearch.engines.environments.environment:OPENVINO",
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
     ),
     EngineFacts(

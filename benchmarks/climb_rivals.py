@@ -22,7 +22,7 @@ from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import Workshop
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.engines.measure.by_prompt import confirm
-from archsearch.engines.transformers import TransformersEngine
+from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import load_draft
 from archsearch.pipeline import SearchSession

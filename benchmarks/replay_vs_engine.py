@@ -4,7 +4,7 @@
 
 For each draft: one teacher-forced pass over the text that the target wrote gives a trace; replayed, it predicts tau at every
 gamma. Then transformers' assisted generation runs the same prompts at each gamma, float32, and counts its rounds. Both count
-whole rounds in the same way (`archsearch.engines.transformers.whole_rounds`): a round is left out when max_new_tokens leaves it
+whole rounds in the same way (`archsearch.engines.engine.whole_rounds`): a round is left out when max_new_tokens leaves it
 less room than gamma + 1 tokens, or when it writes the end token.
 
 Greedy: the engine writes the same text as the target alone but for ties that a pass over 1 token and one over gamma + 1 tokens
@@ -32,7 +32,7 @@ from archsearch.acceptance import measured
 from archsearch.acceptance.measured import RESAMPLES, Trace
 from archsearch.acceptance.replay import replay_tau
 from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling
-from archsearch.engines.transformers import TransformersEngine
+from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.files import write_json
 from archsearch.models.drafts import draft_architecture, load_draft
 from archsearch.models.load import load_target

@@ -49,7 +49,7 @@ def install_command(engine: str, python: Path | None, device: Literal["cpu", "gp
 
     What is there already is kept. A stopped install is made anew; what pip downloaded is in pip's cache.
     """
-    from archsearch.engines.environments import install
+    from archsearch.engines.environments.environment import install
     from archsearch.progress import ProgressLine, human_time
 
     with ProgressLine(f"install {engine}", quiet=as_json) as progress:
@@ -70,7 +70,7 @@ def list_engines(as_json: bool) -> None:
     archsearch engine list
     archsearch engine list --json
     """
-    from archsearch.engines.environments import overview
+    from archsearch.engines.environments.environment import overview
     from archsearch.report.terminal.layout import table
 
     rows = overview()
@@ -105,7 +105,7 @@ def check_command(engine: str, engine_python: Path | None, as_json: bool) -> Non
     archsearch engine check vllm
     archsearch engine check vllm --engine-python /opt/vllm/bin/python
     """
-    from archsearch.engines.environments import check
+    from archsearch.engines.environments.environment import check
 
     facts: dict[str, Any] = check(engine, engine_python)
     if facts["warning"]:
@@ -127,7 +127,7 @@ def remove_command(engine: str, as_json: bool) -> None:
     \b
     archsearch engine remove vllm
     """
-    from archsearch.engines.environments import remove
+    from archsearch.engines.environments.environment import remove
 
     freed = remove(engine)
     emit({"engine": engine, "freed_bytes": freed}, f"{engine} removed, {freed / 1e9:.1f} GB freed", as_json)

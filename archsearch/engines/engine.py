@@ -213,3 +213,18 @@ def round_statistics(round_lengths: Sequence[int], gamma: int) -> tuple[int, ...
     if any(not 1 <= length <= gamma + 1 for length in round_lengths):
         raise ValueError(f"a round of gamma {gamma} writes 1 to {gamma + 1} tokens, got {sorted(set(round_lengths))}")
     return tuple(sum(length - 1 > position for length in round_lengths) for position in range(gamma))
+
+
+def whole_rounds(lengths: Sequence[int], gamma: int, room: int, ended: bool) -> list[int]:
+    """The rounds that could have written gamma + 1 tokens: those that neither the limit nor the end token cut short.
+
+    `lengths`: tokens written by each round, in order; `room`: tokens that may be written from the first of them on. Engines draft
+    fewer than gamma tokens where less room is left; a text that `ended` cut its last round at the end token. Room decides, never
+    the outcome: that would bias.
+    """
+    whole: list[int] = []
+    for length in lengths:
+        if room >= gamma + 1:
+            whole.append(length)
+        room -= length
+    return whole[:-1] if ended and len(whole) == len(lengths) else whole

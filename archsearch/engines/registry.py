@@ -22,7 +22,7 @@ def make_engine(name: str, settings: EngineSettings, tokenizer: PreTrainedTokeni
 def check_interpreter_choice(name: str, python: Path | None) -> None:
     """Raise ArchsearchError where the engine's interpreter (`python`, or the installed one) cannot be run; MissingDataError, with
     the install command, where there is none."""
-    from archsearch.engines.environments import check_interpreter, find_python
+    from archsearch.engines.environments.environment import check_interpreter, find_python
 
     if runnable_engine(name).in_process:
         if python is not None:

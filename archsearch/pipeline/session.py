@@ -12,7 +12,7 @@ from archsearch.acceptance import registry
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import Workshop
 from archsearch.engine_facts import runnable_engine
-from archsearch.engines.environments import find_python
+from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device

@@ -14,7 +14,7 @@ from archsearch.acceptance.replay import replay_tau
 from archsearch.architecture.architecture import Architecture
 from archsearch.cli import main
 from archsearch.engines.engine import EnginePrompt, Sampling
-from archsearch.engines.transformers import TransformersEngine
+from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft, load_draft, save_draft
 from archsearch.models.load import load_target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from archsearch.engines import workers
-from archsearch.engines.child import Child
+from archsearch.engines.child import child as child_module
+from archsearch.engines.child.child import Child
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
 WORKER = """
@@ -54,7 +55,7 @@ loop.serve({{
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "worker.py"
-    path.write_text(textwrap.dedent(WORKER).format(loop=str(Path(workers.__file__).parent)))
+    path.write_text(textwrap.dedent(WORKER).format(loop=str(Path(child_module.__file__).parent)))
     return path
 
 
@@ -125,7 +126,7 @@ def test_what_it_started_dies_with_it(script: Path) -> None:
 def test_a_killed_parent_leaves_nothing_behind(script: Path, tmp_path: Path) -> None:
     parent = tmp_path / "parent.py"
     parent.write_text(
-        "import sys, threading, time\nfrom pathlib import Path\nfrom archsearch.engines.child import Child\n"
+        "import sys, threading, time\nfrom pathlib import Path\nfrom archsearch.engines.child.child import Child\n"
         f"child = Child(Path(sys.executable), Path({str(script)!r}), name='toy')\n"
         "print(child.pid, child.ask({'do': 'grandchild'})['pid'], flush=True)\n"
         "threading.Thread(target=child.ask, args=({'do': 'sleep'},)).start()\ntime.sleep(60)\n"
@@ -142,3 +143,26 @@ def test_a_killed_parent_leaves_nothing_behind(script: Path, tmp_path: Path) -> 
 def test_an_interpreter_that_is_not_there(script: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match="archsearch engine install toy"):
         Child(tmp_path / "python", script, name="toy")
+
+
+@pytest.mark.parametrize(("engine", "package"), [("vllm", "vllm"), ("openvino", "openvino_genai")])
+def test_each_worker_finds_what_it_imports_in_another_folder(engine: str, package: str, tmp_path: Path) -> None:
+    """The script itself, by a bare interpreter: it starts, finds `loop` and its siblings, and answers in one line."""
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed here")
+    script = Path(child_module.__file__).parents[1] / engine / "worker" / f"{engine}_worker.py"
+    child = Child(Path(sys.executable), script, name=engine, timeout_s=60.0)
+    with pytest.raises(ArchsearchError, match=f"run: archsearch engine install {engine}"):
+        child.ask({"do": "versions"})
+    assert child.ask({"do": "stop"}) == {}
+    child.close()
+
+
+def test_no_file_of_a_worker_hides_another_module() -> None:
+    """A worker's folder and `loop`'s come first on its path: a file named as a module of Python or of an engine would hide it."""
+    engines = Path(child_module.__file__).parents[1]
+    beside = [path.stem for folder in (engines / "child", *engines.glob("*/worker")) for path in folder.glob("*.py")]
+    names = [name for name in beside if name != "__init__"]
+    packages = {"vllm", "openvino", "openvino_genai", "optimum", "torch", "transformers", "numpy", "requests"}
+    assert "loop" in names and not set(names) & (sys.stdlib_module_names | packages)
+    assert len(names) == len(set(names)), "tests load several workers into one process"

@@ -16,7 +16,7 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, GenerationResult, Sampling
-from archsearch.engines.environments import find_python
+from archsearch.engines.environments.environment import find_python
 from archsearch.engines.registry import make_engine
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft, save_draft

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from archsearch.cli import main
 from archsearch.engine_facts import ENGINES, EngineFacts, engines_that, has_recipe
-from archsearch.engines import environments
-from archsearch.engines.environments import MARKER, Recipe, check, find_python, install, installed, overview, remove
+from archsearch.engines.environments import environment as environments
+from archsearch.engines.environments.environment import MARKER, Recipe, check, find_python, install, installed, overview, remove
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
 TINY = Recipe(
@@ -182,13 +182,13 @@ def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> Non
     slow = python.read_text().replace('echo "Collecting x";', f"echo $$ > {tmp_path / 'pip'}; sleep 60;")
     script(python, slow.removeprefix("#!/bin/sh\n"))
     code = (
-        "import sys; from pathlib import Path; from archsearch.engines import environments as e; "
+        "import sys; from pathlib import Path; from archsearch.engines.environments import environment as e; "
         "from archsearch.engine_facts import ENGINES, EngineFacts; "
         "ENGINES['tiny'] = EngineFacts(name='tiny', title='Tiny', make='x:y', recipe='__main__:TINY'); "
         "TINY = e.Recipe('Tiny', 'tinyengine', {'cpu': ('x',), 'gpu': ('x',)}, '1', '1', (11, 20), '9', "
         "{'cpu': 1, 'gpu': 1}); e.install('tiny', python=Path(sys.argv[1]), device='gpu')"
     )
-    archsearch = subprocess.Popen([sys.executable, "-c", code, str(python)], cwd=Path(environments.__file__).parents[2])
+    archsearch = subprocess.Popen([sys.executable, "-c", code, str(python)], cwd=Path(environments.__file__).parents[3])
     pip = 0
     try:
         deadline = time.monotonic() + 20

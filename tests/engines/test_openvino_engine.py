@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-import archsearch.engines.openvino as openvino_module
+import archsearch.engines.openvino.engine as openvino_module
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Sampling
-from archsearch.engines.environments import find_python
-from archsearch.engines.openvino import WORKER, OpenVinoEngine
+from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Sampling, whole_rounds
+from archsearch.engines.environments.environment import find_python
+from archsearch.engines.openvino.engine import WORKER, OpenVinoEngine
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models.drafts import build_draft, save_draft
 
@@ -50,6 +50,13 @@ def test_only_rounds_that_were_asked_for_gamma_and_not_cut_are_whole() -> None:
     assert worker.whole_rounds([1, 4, 2, 1, 2], 3, 10, ended=False) == [4, 2]
     assert worker.whole_rounds([1, 4, 2], 3, 64, ended=True) == [4]
     assert worker.whole_rounds([1], 3, 64, ended=False) == []
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("limit", range(5, 14))
+def test_the_worker_s_whole_rounds_are_those_of_every_engine(limit: int, ended: bool) -> None:
+    lengths = [1, 3, 1, 2, 3, 1]  # the worker's first hand-over is the prompt's own token
+    assert worker.whole_rounds(lengths, 2, limit, ended) == whole_rounds(lengths[1:], 2, limit - 1, ended)
 
 
 def test_draft_passes_are_told_apart_or_not_told() -> None:

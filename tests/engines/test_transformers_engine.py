@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import Engine, EnginePrompt, Sampling, round_statistics
+from archsearch.engines.engine import Engine, EnginePrompt, Sampling, round_statistics, whole_rounds
 from archsearch.engines.measure.by_prompt import exactness_check
-from archsearch.engines.transformers import TransformersEngine, whole_rounds
+from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft
 
@@ -138,6 +138,9 @@ def test_whole_rounds() -> None:
     assert whole_rounds([4, 1, 2, 3], 3, 10, ended=False) == [4, 1, 2]
     assert whole_rounds([4, 1, 2], 3, 10, ended=True) == [4, 1]
     assert whole_rounds([4, 1, 2, 3], 3, 10, ended=True) == [4, 1, 2]
+    assert whole_rounds([3, 1, 3], 2, 7, ended=False) == [3, 1, 3]  # the last had room for exactly 3
+    assert whole_rounds([3, 1, 2], 2, 6, ended=False) == [3, 1]
+    assert whole_rounds([3, 1, 2], 2, 99, ended=True) == [3, 1]
     assert round_statistics([4, 1, 2], 3) == (2, 1, 1)
     with pytest.raises(ValueError, match="1 to 3"):
         round_statistics([4], 2)

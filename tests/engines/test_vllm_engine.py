@@ -13,8 +13,8 @@ import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import EnginePrompt, EngineSettings, EngineStep, GenerationResult, Sampling
-from archsearch.engines.environments import find_python
-from archsearch.engines.vllm import VllmEngine
+from archsearch.engines.environments.environment import find_python
+from archsearch.engines.vllm.engine import VllmEngine
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.models.drafts import build_draft, save_draft
 
@@ -84,7 +84,7 @@ def test_an_interpreter_without_vllm_is_told(tmp_path: Path, monkeypatch: pytest
     python.write_text(f'#!/bin/sh\nexec {shutil.which("python3") or "python3"} -I -S "$@"\n')
     python.chmod(0o755)
     script = tmp_path / "vllm_worker.py"
-    from archsearch.engines import vllm
+    from archsearch.engines.vllm import engine as vllm
 
     script.write_text(f"import sys; sys.path.insert(0, {str(vllm.WORKER.parent)!r})\nimport vllm_worker; vllm_worker.main()\n")
     monkeypatch.setattr(VllmEngine, "worker", script)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from archsearch.engines.vllm import WORKER
+from archsearch.engines.vllm.engine import WORKER
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.environments import find_python
+from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError
 from archsearch.export import ExportSource, ExportTarget, GammaSchedule, export
 from archsearch.models.drafts import build_draft, save_draft

@@ -17,7 +17,7 @@ import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import EnginePrompt, Sampling
-from archsearch.engines.transformers import TransformersEngine
+from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.profiles import Measurement, freeze_shape, median_error_s
 from archsearch.profiling.cpu_sweep import CpuBench
 from archsearch.profiling.layers import ForwardRun, build_model

@@ -27,6 +27,7 @@ from archsearch.engines.engine import (
     Sampling,
     check_start,
     round_statistics,
+    whole_rounds,
 )
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import gamma_settings, load_draft
@@ -272,21 +273,6 @@ def _steps_of(
         )
         written += length
     return steps
-
-
-def whole_rounds(lengths: Sequence[int], gamma: int, max_new_tokens: int, ended: bool) -> list[int]:
-    """The rounds that could have written gamma + 1 tokens: those before max_new_tokens or the end token cut one short.
-
-    transformers drafts at most `max_new_tokens - written - 1` tokens, so the last rounds may be asked for fewer than gamma; a
-    text that `ended` cut its last round at the end token.
-    """
-    whole: list[int] = []
-    written = 0
-    for length in lengths:
-        if max_new_tokens - written - 1 >= gamma:
-            whole.append(length)
-        written += length
-    return whole[:-1] if ended and len(whole) == len(lengths) else whole
 
 
 def _ended(token_ids: Sequence[int], config: GenerationConfig) -> bool:

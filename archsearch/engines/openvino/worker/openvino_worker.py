@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is; siblings are found beside the script
 
-from loop import Failed, UserError, claim_stdout, serve  # noqa: E402
+from loop import Failed, UserError, claim_stdout, serve
 
 CONVERTER = 1
 """Part of the cache key: raise it when the same folder must be converted again."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.engines.child_engine import WORKERS, ChildEngine
+from archsearch.engines.child.child_engine import ChildEngine
 from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling
 from archsearch.errors import ArchsearchError
 from archsearch.paths import cache_dir
@@ -14,7 +15,7 @@ from archsearch.schedule import Ranges
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-WORKER: Final = WORKERS / "openvino_worker.py"
+WORKER: Final = Path(__file__).parent / "worker" / "openvino_worker.py"
 
 
 class OpenVinoEngine(ChildEngine):

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines import server as server_module
 from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Sampling
-from archsearch.engines.environments import find_python
-from archsearch.engines.server import VllmServerEngine, deal, parse_metrics, refusal, whole_rounds
+from archsearch.engines.environments.environment import find_python
+from archsearch.engines.vllm import server as server_module
+from archsearch.engines.vllm.server import VllmServerEngine, deal, parse_metrics, refusal
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from tests.doubles.world import make_model_folder
 
@@ -379,10 +379,7 @@ def test_token_logits_force_each_candidate(target: Path) -> None:
     assert [row["allowed_token_ids"] for row in fake.asked] == [[7], [3]] and fake.asked[0]["prompt"] == [1, 2]
 
 
-def test_whole_rounds_and_dealing() -> None:
-    assert whole_rounds([1, 3, 1, 3], 2, 8, ended=False) == [3, 1, 3]  # the last had room for 3
-    assert whole_rounds([1, 3, 1, 2], 2, 7, ended=False) == [3, 1]
-    assert whole_rounds([1, 3, 1, 2], 2, 100, ended=True) == [3, 1]
+def test_dealing() -> None:
     hands = deal([1, 1, 1, 2, 2, 3, 3, 3, 3], [10, 20, 0])
     assert sorted(sum(hands, [])) == [1, 1, 1, 2, 2, 3, 3, 3, 3] and [len(hand) for hand in hands] == [3, 6, 0]
     assert parse_metrics("python_info 1\n") is None

@@ -37,6 +37,7 @@ from archsearch.engines.engine import (
     Sampling,
     check_start,
     round_statistics,
+    whole_rounds,
 )
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
@@ -523,7 +524,8 @@ class VllmServerEngine:
         )
         if not self._gamma or not self._chunks_may_be_rounds(lengths):
             return result
-        return self._counted(result, whole_rounds(lengths, self._gamma, sampling.max_new_tokens, stream.finish == "stop"))
+        room = sampling.max_new_tokens - lengths[0]  # the first chunk is the prompt's own token, no round
+        return self._counted(result, whole_rounds(lengths[1:], self._gamma, room, stream.finish == "stop"))
 
     def _chunks_may_be_rounds(self, lengths: Sequence[int]) -> bool:
         return lengths[0] == 1 and max(lengths) <= self._gamma + 1
@@ -583,18 +585,6 @@ class VllmServerEngine:
             replace(self._counted(result, share, round(mean * len(share))), round_lengths=())
             for result, share in zip(results, dealt, strict=True)
         ]
-
-
-def whole_rounds(lengths: Sequence[int], gamma: int, max_new_tokens: int, ended: bool) -> list[int]:
-    """The rounds among the chunk lengths of one answer (the first chunk is the prompt's own token) that had room for gamma + 1
-    tokens; the last one of a text that `ended` was cut at the end token. Room decides, never the outcome: that would bias."""
-    whole: list[int] = []
-    written = lengths[0]
-    for length in lengths[1:]:
-        if max_new_tokens - written >= gamma + 1:
-            whole.append(length)
-        written += length
-    return whole[:-1] if ended and len(whole) == len(lengths) - 1 else whole
 
 
 def deal(lengths: Sequence[int], weights: Sequence[int]) -> list[list[int]]:

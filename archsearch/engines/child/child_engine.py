@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from archsearch.engine_facts import engine_facts
-from archsearch.engines.child import Child
+from archsearch.engines.child.child import Child
 from archsearch.engines.engine import (
     EnginePrompt,
     EngineSettings,
@@ -23,8 +23,6 @@ from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-WORKERS = Path(__file__).parent / "workers"
 
 
 class ChildEngine:
@@ -172,7 +170,7 @@ class ChildEngine:
     def _new_child(self, sources: Sequence[str]) -> Child:
         python = self.settings.python
         if python is None:
-            from archsearch.engines.environments import find_python
+            from archsearch.engines.environments.environment import find_python
 
             python = find_python(self.name)
         env = self.child_environment(sources)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.engines.child_engine import WORKERS, ChildEngine
+from archsearch.engines.child.child_engine import ChildEngine
 from archsearch.engines.engine import Engine, EngineSettings, ModelSource
 from archsearch.errors import ArchsearchError
 from archsearch.schedule import Ranges
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WORKER: Final = WORKERS / "vllm_worker.py"
+WORKER: Final = Path(__file__).parent / "worker" / "vllm_worker.py"
 LONGEST_DRAFT: Final = 128
 """vLLM's own limit on gamma."""
 
@@ -60,6 +61,6 @@ def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = N
     """vLLM as `settings` want it: a server that runs already, or a process of its own."""
     if settings.server_url is None:
         return VllmEngine(settings, tokenizer)
-    from archsearch.engines.server import VllmServerEngine
+    from archsearch.engines.vllm.server import VllmServerEngine
 
     return VllmServerEngine(settings, tokenizer)

@@ -1,0 +1,1 @@
+"""OpenVINO GenAI, in a process of its own."""

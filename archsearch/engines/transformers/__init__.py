@@ -1,0 +1,1 @@
+"""transformers, in archsearch's own process."""

@@ -1,1 +1,0 @@
-"""Scripts that run in the interpreters of engines. They import nothing of archsearch."""
