@@ -1,111 +1,31 @@
 """Runs OpenVINO GenAI for archsearch, in OpenVINO's own environment: JSON requests on stdin, JSON answers on the original stdout.
 
-Imports nothing of archsearch. Folders are converted once to OpenVINO's own format (IR) and kept in a cache by content.
-The functions above `Worker` are pure and tested without OpenVINO.
+Imports nothing of archsearch. What can be told without OpenVINO stands in the files beside this one, and is tested without it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is; siblings are found beside the script
 
+from convert import converted, model_folder, precision, version_of
 from loop import Failed, UserError, claim_stdout, serve
-
-CONVERTER = 1
-"""Part of the cache key: raise it when the same folder must be converted again."""
+from openvino_errors import openvino_errors
+from rounds import asked, draft_pass_tokens, draft_passes, pairs_of, trimmed, whole_rounds
 
 PACKAGES = ("openvino-genai", "openvino", "optimum-intel", "transformers", "torch")
 NO_TOKEN = 2**31 - 1
 """An id that no vocabulary has."""
-
 KV_BLOCK = 32
 """Tokens in one block of the KV cache on a CPU."""
-
-
-# ------------------------------------------------------------------------------------------------------ rounds and passes
-
-
-def asked(written: int, gamma: int, max_new_tokens: int) -> int:
-    """Draft tokens that OpenVINO GenAI asks for in the round after `written` tokens: the last token is always the target's."""
-    return max(0, min(gamma, max_new_tokens - written - 1))
-
-
-def whole_rounds(lengths: Sequence[int], gamma: int, max_new_tokens: int, ended: bool) -> list[int]:
-    """The rounds that were asked for gamma tokens and not cut by the end of the text.
-
-    `lengths`: tokens of each hand-over. The first is the target's own token after the prompt, no round.
-    """
-    whole: list[int] = []
-    written = lengths[0] if lengths else 0
-    last = len(lengths) - 1
-    for index, length in enumerate(lengths[1:], 1):
-        if asked(written, gamma, max_new_tokens) == gamma and not (ended and index == last):
-            whole.append(length)
-        written += length
-    return whole
-
-
-def draft_passes(durations: Sequence[float], lengths: Sequence[int], gamma: int, max_new_tokens: int) -> list[list[float]] | None:
-    """The draft's passes by hand-over, out of all of them one after the other; None where they do not add up.
-
-    Each step notes one entry at least: an empty one where nothing was drafted (the first step, and a round for the last token).
-    """
-    split: list[list[float]] = []
-    position = written = 0
-    for index, length in enumerate(lengths):
-        count = asked(written, gamma, max_new_tokens) if index else 0
-        split.append(list(durations[position : position + count]))
-        position += max(count, 1)
-        written += length
-    return split if position == len(durations) else None
-
-
-def draft_pass_tokens(passes: int, first: bool, prompt: int, previous_whole: bool) -> list[int]:
-    """Tokens in each pass of one request's draft. The first pass of a round also takes what the draft has not seen: the prompt
-    in the first round, its own last token after a round that was accepted whole."""
-    if not passes:
-        return []
-    return [prompt + 1 if first else 2 if previous_whole else 1] + [1] * (passes - 1)
-
-
-def trimmed(lengths: Sequence[int], total: int) -> list[int]:
-    """`lengths` cut so that they add up to `total`: tokens that the engine counted behind the end of the text are dropped."""
-    kept: list[int] = []
-    left = total
-    for length in lengths:
-        if left <= 0:
-            break
-        kept.append(min(length, left))
-        left -= kept[-1]
-    return kept
-
-
-def precision(dtype: str, capabilities: Sequence[str]) -> tuple[str, str]:
-    """(weights in the IR, INFERENCE_PRECISION_HINT) for `dtype` on a device that can do `capabilities`.
-
-    float32 is float32 throughout. The 16-bit types keep weights in fp16 and compute in what the device does natively: the type
-    itself, else the other 16-bit type, else float32.
-    """
-    if dtype == "float32":
-        return "fp32", "f32"
-    native = {"bfloat16": ("BF16", "FP16"), "float16": ("FP16", "BF16")}.get(dtype)
-    if native is None:
-        raise UserError(f"OpenVINO GenAI runs bfloat16, float16 or float32, got dtype {dtype!r}")
-    names = {"BF16": "bf16", "FP16": "f16"}
-    return "fp16", next((names[kind] for kind in native if kind in capabilities), "f32")
 
 
 def end_tokens(folder: Path) -> list[int]:
@@ -116,145 +36,6 @@ def end_tokens(folder: Path) -> list[int]:
             if value is not None:
                 return [int(token) for token in (value if isinstance(value, list) else [value])]
     return []
-
-
-def last_line(error: BaseException) -> str:
-    """The line of an error that says most: OpenVINO writes where it was thrown first and what is wrong last."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]
-
-
-# ------------------------------------------------------------------------------------------------------------ conversion
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The weights of a model folder, sorted by name."""
-    return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
-
-
-def content_key(folder: Path, weights: str, dummy: bool) -> str:
-    """A name for what the conversion of `folder` gives: its config, its weights, their format and the converter's version."""
-    digest = hashlib.blake2b(digest_size=16)
-    versions = [_version(package) for package in ("openvino", "optimum-intel")]
-    digest.update(json.dumps([CONVERTER, weights, dummy, versions]).encode())
-    for file in [folder / "config.json", *([] if dummy else weight_files(folder))]:
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def converted(folder: Path, cache: Path, weights: str, dummy: bool) -> Path:
-    """The IR of `folder`, made in `cache` unless it is there. It appears by rename, so what is there is whole."""
-    target = cache / f"{content_key(folder, weights, dummy)}-{weights}"
-    if (target / "openvino_model.xml").is_file():
-        return target
-    for module in ("optimum.intel", "torch"):
-        with contextlib.suppress(ModuleNotFoundError):
-            if importlib.util.find_spec(module) is not None:
-                continue
-        raise UserError(
-            f"{sys.executable} has no {module}, which converts models for OpenVINO; run: archsearch engine install openvino"
-        )
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=cache, prefix=".building."))
-    except OSError as error:
-        raise UserError(
-            f"cannot write the cache {cache}: {error.strerror or error}; set ARCHSEARCH_CACHE to another folder"
-        ) from error
-    try:
-        _convert(folder, work / "source", work / "ir", weights, dummy)
-        stub_tokenizer(work / "ir")
-        try:
-            (work / "ir").rename(target)
-        except OSError:  # another process was first: its copy is as good
-            if not (target / "openvino_model.xml").is_file():
-                raise
-    except (UserError, Failed, MemoryError):
-        raise
-    except OSError as error:
-        raise Failed(f"cannot convert {folder} for OpenVINO: {last_line(error)}") from error
-    except Exception as error:
-        raise Failed(f"cannot convert {folder} for OpenVINO: {type(error).__name__}: {last_line(error)}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return target
-
-
-def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) -> None:
-    """optimum-intel's export of config and weights alone: tokenizers and generation defaults of a folder must not matter."""
-    # A torchvision built for another torch (pip picks one for optimum-intel) breaks the import; language models need none.
-    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig
-
-    source.mkdir()
-    if dummy:
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).save_pretrained(source)
-    else:
-        files = weight_files(folder)
-        if not files:
-            raise UserError(f"no weights in {folder}; train the model first, or give a folder with model.safetensors")
-        indices = [file for file in folder.glob("*.index.json") if not file.name.startswith("openvino")]
-        for file in [folder / "config.json", *files, *indices]:
-            (source / file.name).symlink_to(file.resolve())
-    main_export(
-        str(source),
-        str(ir),
-        task="text-generation-with-past",
-        ov_config=OVConfig(dtype=weights),
-        convert_tokenizer=False,
-        local_files_only=True,
-        library_name="transformers",
-        stateful=True,
-    )
-
-
-def stub_tokenizer(folder: Path) -> None:
-    """A tokenizer that answers token 0 to everything. OpenVINO GenAI insists on one, and on equal ones for target and draft; all
-    that is asked here is token ids."""
-    import numpy as np
-    import openvino as ov
-    from openvino import opset13 as op
-
-    text = op.parameter([-1], ov.Type.string, name="text")
-    shape = op.concat([op.shape_of(text, output_type="i64"), op.constant(np.array([1], np.int64))], 0)
-    ids = op.broadcast(op.constant(np.array(0, np.int64)), shape)
-    mask = op.broadcast(op.constant(np.array(1, np.int64)), shape)
-    ids.output(0).set_names({"input_ids"})
-    mask.output(0).set_names({"attention_mask"})
-    model = ov.Model([op.result(ids), op.result(mask)], [text], "tokenizer")
-    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
-        model.set_rt_info(0, name)
-    ov.save_model(model, str(folder / "openvino_tokenizer.xml"))
-
-
-def model_folder(source: str) -> Path:
-    """`source` as a folder: itself, or the hub's copy of a model id."""
-    if Path(source).is_dir():
-        return Path(source)
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:
-        raise UserError(f"no folder {source}, and the hub does not give it: {last_line(error)}") from error
-
-
-# ---------------------------------------------------------------------------------------------------------------- worker
 
 
 class Request:
@@ -280,7 +61,7 @@ class Worker:
         self.request_number = 0
 
     def versions(self, _: dict[str, Any]) -> dict[str, Any]:
-        found = {package: _version(package) for package in PACKAGES}
+        found = {package: version_of(package) for package in PACKAGES}
         if found["openvino-genai"] is None:
             raise UserError(f"{sys.executable} has no openvino-genai; run: archsearch engine install openvino")
         return {"version": found["openvino-genai"], "packages": found, **self.told}
@@ -570,23 +351,6 @@ class Worker:
     def stop(self, _: dict[str, Any]) -> dict[str, Any]:
         self.pipeline = self.logits_model = None
         return {}
-
-
-def pairs_of(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Neighbours: (first, second), (second, third), ..."""
-    return list(zip(values[:-1], values[1:], strict=True))
-
-
-@contextlib.contextmanager
-def openvino_errors(what: str) -> Iterator[None]:
-    """OpenVINO throws RuntimeErrors of many lines; the last one says what is wrong."""
-    try:
-        yield
-    except RuntimeError as error:
-        line = last_line(error)
-        if "allocate" in str(error).lower() or "out of memory" in str(error).lower():
-            raise MemoryError(line) from error
-        raise Failed(f"{what}: {line}") from error
 
 
 def main() -> None:

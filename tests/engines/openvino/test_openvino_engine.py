@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,102 +17,95 @@ from archsearch.engines.environments.environment import find_python
 from archsearch.engines.openvino.engine import WORKER, OpenVinoEngine
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models.drafts import build_draft, save_draft
+from tests.doubles.worker_modules import worker_modules
 
 TARGET = Architecture(32, 64, 2, 4, 2, 8, 50)
 DRAFT = TARGET.replace(num_hidden_layers=1)
 PROMPTS = [EnginePrompt(f"p{i}", tuple((11 * i + j) % 49 + 1 for j in range(3 + i))) for i in range(3)]
 
 
-def load_worker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("openvino_worker", WORKER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
-
-
-worker = load_worker()
+with worker_modules(WORKER) as worker:  # its functions; OpenVINO itself is not loaded
+    pass
 
 
 # ------------------------------------------------------------------------------------------------------------ pure parts
 
 
 def test_the_last_token_is_never_drafted() -> None:
-    assert [worker.asked(written, 3, 10) for written in (1, 6, 7, 8, 9)] == [3, 3, 2, 1, 0]
+    assert [worker.rounds.asked(written, 3, 10) for written in (1, 6, 7, 8, 9)] == [3, 3, 2, 1, 0]
 
 
 def test_only_rounds_that_were_asked_for_gamma_and_not_cut_are_whole() -> None:
-    assert worker.whole_rounds([1, 4, 2, 1, 2], 3, 10, ended=False) == [4, 2]
-    assert worker.whole_rounds([1, 4, 2], 3, 64, ended=True) == [4]
-    assert worker.whole_rounds([1], 3, 64, ended=False) == []
+    assert worker.rounds.whole_rounds([1, 4, 2, 1, 2], 3, 10, ended=False) == [4, 2]
+    assert worker.rounds.whole_rounds([1, 4, 2], 3, 64, ended=True) == [4]
+    assert worker.rounds.whole_rounds([1], 3, 64, ended=False) == []
 
 
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("limit", range(5, 14))
 def test_the_worker_s_whole_rounds_are_those_of_every_engine(limit: int, ended: bool) -> None:
     lengths = [1, 3, 1, 2, 3, 1]  # the worker's first hand-over is the prompt's own token
-    assert worker.whole_rounds(lengths, 2, limit, ended) == whole_rounds(lengths[1:], 2, limit - 1, ended)
+    assert worker.rounds.whole_rounds(lengths, 2, limit, ended) == whole_rounds(lengths[1:], 2, limit - 1, ended)
 
 
 def test_draft_passes_are_told_apart_or_not_told() -> None:
     # 1 token by the target (an empty entry), rounds of 3, 3, then 1 draft token for the last two
     durations = [0.0, 5.0, 1.0, 1.1, 2.0, 1.2, 1.3, 3.0]
-    assert worker.draft_passes(durations, [1, 4, 3, 2], 3, 10) == [[], [5.0, 1.0, 1.1], [2.0, 1.2, 1.3], [3.0]]
-    assert worker.draft_passes(durations[:-1], [1, 4, 3, 2], 3, 10) is None
-    assert worker.draft_passes([*durations, 0.0], [1, 4, 3, 2], 3, 10) is None
+    assert worker.rounds.draft_passes(durations, [1, 4, 3, 2], 3, 10) == [[], [5.0, 1.0, 1.1], [2.0, 1.2, 1.3], [3.0]]
+    assert worker.rounds.draft_passes(durations[:-1], [1, 4, 3, 2], 3, 10) is None
+    assert worker.rounds.draft_passes([*durations, 0.0], [1, 4, 3, 2], 3, 10) is None
     # a last round for the target's token alone notes an empty entry
-    assert worker.draft_passes([0.0, 5.0, 1.0, 0.0], [1, 3, 1], 2, 5) == [[], [5.0, 1.0], []]
+    assert worker.rounds.draft_passes([0.0, 5.0, 1.0, 0.0], [1, 3, 1], 2, 5) == [[], [5.0, 1.0], []]
 
 
 def test_the_draft_s_first_pass_takes_what_it_has_not_seen() -> None:
-    assert worker.draft_pass_tokens(3, True, 7, False) == [8, 1, 1]
-    assert worker.draft_pass_tokens(3, False, 7, True) == [2, 1, 1]
-    assert worker.draft_pass_tokens(3, False, 7, False) == [1, 1, 1]
-    assert worker.draft_pass_tokens(0, True, 7, False) == []
+    assert worker.rounds.draft_pass_tokens(3, True, 7, False) == [8, 1, 1]
+    assert worker.rounds.draft_pass_tokens(3, False, 7, True) == [2, 1, 1]
+    assert worker.rounds.draft_pass_tokens(3, False, 7, False) == [1, 1, 1]
+    assert worker.rounds.draft_pass_tokens(0, True, 7, False) == []
 
 
 def test_tokens_behind_the_end_are_dropped() -> None:
-    assert worker.trimmed([1, 4, 4, 2], 7) == [1, 4, 2]
-    assert worker.trimmed([1, 4], 5) == [1, 4]
+    assert worker.rounds.trimmed([1, 4, 4, 2], 7) == [1, 4, 2]
+    assert worker.rounds.trimmed([1, 4], 5) == [1, 4]
 
 
 def test_precision_is_what_the_device_can() -> None:
-    assert worker.precision("float32", ["BF16", "FP16"]) == ("fp32", "f32")
-    assert worker.precision("bfloat16", ["FP32", "BF16"]) == ("fp16", "bf16")
-    assert worker.precision("float16", ["FP32", "BF16"]) == ("fp16", "bf16")
-    assert worker.precision("bfloat16", ["FP32"]) == ("fp16", "f32")
-    with pytest.raises(worker.UserError, match="int8"):
-        worker.precision("int8", ["FP32"])
+    assert worker.convert.precision("float32", ["BF16", "FP16"]) == ("fp32", "f32")
+    assert worker.convert.precision("bfloat16", ["FP32", "BF16"]) == ("fp16", "bf16")
+    assert worker.convert.precision("float16", ["FP32", "BF16"]) == ("fp16", "bf16")
+    assert worker.convert.precision("bfloat16", ["FP32"]) == ("fp16", "f32")
+    with pytest.raises(worker.loop.UserError, match="int8"):
+        worker.convert.precision("int8", ["FP32"])
 
 
 def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    assert worker.end_tokens(tmp_path) == []
+    assert worker.openvino_worker.end_tokens(tmp_path) == []
     (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
-    assert worker.end_tokens(tmp_path) == [2]
+    assert worker.openvino_worker.end_tokens(tmp_path) == [2]
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert worker.end_tokens(tmp_path) == [3, 4]
+    assert worker.openvino_worker.end_tokens(tmp_path) == [3, 4]
 
 
 def test_the_cache_key_follows_the_content(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"abc")
-    key = worker.content_key(tmp_path, "fp32", False)
+    key = worker.convert.content_key(tmp_path, "fp32", False)
     (tmp_path / "README.md").write_text("no part of the model")
-    assert worker.content_key(tmp_path, "fp32", False) == key
-    assert worker.content_key(tmp_path, "fp16", False) != key
+    assert worker.convert.content_key(tmp_path, "fp32", False) == key
+    assert worker.convert.content_key(tmp_path, "fp16", False) != key
     (tmp_path / "model.safetensors").write_bytes(b"abd")
-    changed = worker.content_key(tmp_path, "fp32", False)
+    changed = worker.convert.content_key(tmp_path, "fp32", False)
     assert changed != key
-    assert worker.content_key(tmp_path, "fp32", True) != changed
+    assert worker.convert.content_key(tmp_path, "fp32", True) != changed
     (tmp_path / "config.json").write_text("{ }")
-    assert worker.content_key(tmp_path, "fp32", False) != changed
+    assert worker.convert.content_key(tmp_path, "fp32", False) != changed
 
 
 def test_of_an_error_the_last_line_is_told() -> None:
-    assert worker.last_line(RuntimeError("Exception from core.cpp:1\n\n  Cannot read the model  \n")) == "Cannot read the model"
-    assert worker.last_line(RuntimeError()) == "RuntimeError"
+    last_line = worker.openvino_errors.last_line
+    assert last_line(RuntimeError("Exception from core.cpp:1\n\n  Cannot read the model  \n")) == "Cannot read the model"
+    assert last_line(RuntimeError()) == "RuntimeError"
 
 
 # ------------------------------------------------------------------------------------- what is refused before a child starts

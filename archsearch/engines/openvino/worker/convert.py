@@ -1,0 +1,163 @@
+"""Model folders converted once to OpenVINO's own format (IR), and kept in a cache by content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from loop import Failed, UserError
+from openvino_errors import last_line
+
+CONVERTER = 1
+"""Part of the cache key: raise it when the same folder must be converted again."""
+
+
+def precision(dtype: str, capabilities: Sequence[str]) -> tuple[str, str]:
+    """(weights in the IR, INFERENCE_PRECISION_HINT) for `dtype` on a device that can do `capabilities`.
+
+    float32 is float32 throughout. The 16-bit types keep weights in fp16 and compute in what the device does natively: the type
+    itself, else the other 16-bit type, else float32.
+    """
+    if dtype == "float32":
+        return "fp32", "f32"
+    native = {"bfloat16": ("BF16", "FP16"), "float16": ("FP16", "BF16")}.get(dtype)
+    if native is None:
+        raise UserError(f"OpenVINO GenAI runs bfloat16, float16 or float32, got dtype {dtype!r}")
+    names = {"BF16": "bf16", "FP16": "f16"}
+    return "fp16", next((names[kind] for kind in native if kind in capabilities), "f32")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weights of a model folder, sorted by name."""
+    return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
+
+
+def content_key(folder: Path, weights: str, dummy: bool) -> str:
+    """A name for what the conversion of `folder` gives: its config, its weights, their format and the converter's version."""
+    digest = hashlib.blake2b(digest_size=16)
+    versions = [version_of(package) for package in ("openvino", "optimum-intel")]
+    digest.update(json.dumps([CONVERTER, weights, dummy, versions]).encode())
+    for file in [folder / "config.json", *([] if dummy else weight_files(folder))]:
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def version_of(package: str) -> str | None:
+    """Of a package of this interpreter; None where it is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def converted(folder: Path, cache: Path, weights: str, dummy: bool) -> Path:
+    """The IR of `folder`, made in `cache` unless it is there. It appears by rename, so what is there is whole."""
+    target = cache / f"{content_key(folder, weights, dummy)}-{weights}"
+    if (target / "openvino_model.xml").is_file():
+        return target
+    for module in ("optimum.intel", "torch"):
+        with contextlib.suppress(ModuleNotFoundError):
+            if importlib.util.find_spec(module) is not None:
+                continue
+        raise UserError(
+            f"{sys.executable} has no {module}, which converts models for OpenVINO; run: archsearch engine install openvino"
+        )
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=cache, prefix=".building."))
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache {cache}: {error.strerror or error}; set ARCHSEARCH_CACHE to another folder"
+        ) from error
+    try:
+        _convert(folder, work / "source", work / "ir", weights, dummy)
+        stub_tokenizer(work / "ir")
+        try:
+            (work / "ir").rename(target)
+        except OSError:  # another process was first: its copy is as good
+            if not (target / "openvino_model.xml").is_file():
+                raise
+    except (UserError, Failed, MemoryError):
+        raise
+    except OSError as error:
+        raise Failed(f"cannot convert {folder} for OpenVINO: {last_line(error)}") from error
+    except Exception as error:
+        raise Failed(f"cannot convert {folder} for OpenVINO: {type(error).__name__}: {last_line(error)}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) -> None:
+    """optimum-intel's export of config and weights alone: tokenizers and generation defaults of a folder must not matter."""
+    # A torchvision built for another torch (pip picks one for optimum-intel) breaks the import; language models need none.
+    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig
+
+    source.mkdir()
+    if dummy:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).save_pretrained(source)
+    else:
+        files = weight_files(folder)
+        if not files:
+            raise UserError(f"no weights in {folder}; train the model first, or give a folder with model.safetensors")
+        indices = [file for file in folder.glob("*.index.json") if not file.name.startswith("openvino")]
+        for file in [folder / "config.json", *files, *indices]:
+            (source / file.name).symlink_to(file.resolve())
+    main_export(
+        str(source),
+        str(ir),
+        task="text-generation-with-past",
+        ov_config=OVConfig(dtype=weights),
+        convert_tokenizer=False,
+        local_files_only=True,
+        library_name="transformers",
+        stateful=True,
+    )
+
+
+def stub_tokenizer(folder: Path) -> None:
+    """A tokenizer that answers token 0 to everything. OpenVINO GenAI insists on one, and on equal ones for target and draft; all
+    that is asked here is token ids."""
+    import numpy as np
+    import openvino as ov
+    from openvino import opset13 as op
+
+    text = op.parameter([-1], ov.Type.string, name="text")
+    shape = op.concat([op.shape_of(text, output_type="i64"), op.constant(np.array([1], np.int64))], 0)
+    ids = op.broadcast(op.constant(np.array(0, np.int64)), shape)
+    mask = op.broadcast(op.constant(np.array(1, np.int64)), shape)
+    ids.output(0).set_names({"input_ids"})
+    mask.output(0).set_names({"attention_mask"})
+    model = ov.Model([op.result(ids), op.result(mask)], [text], "tokenizer")
+    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        model.set_rt_info(0, name)
+    ov.save_model(model, str(folder / "openvino_tokenizer.xml"))
+
+
+def model_folder(source: str) -> Path:
+    """`source` as a folder: itself, or the hub's copy of a model id."""
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:
+        raise UserError(f"no folder {source}, and the hub does not give it: {last_line(error)}") from error
