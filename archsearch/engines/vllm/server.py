@@ -12,21 +12,15 @@ server's own counts include rounds that max_new_tokens cut; all of their draft t
 
 from __future__ import annotations
 
-import heapq
-import http.client
 import json
 import os
-import re
-import socket
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from archsearch.engines.engine import (
     EnginePrompt,
@@ -39,6 +33,8 @@ from archsearch.engines.engine import (
     round_statistics,
     whole_rounds,
 )
+from archsearch.engines.vllm.client import Lost, Server, Stream, refusal
+from archsearch.engines.vllm.metrics import Counters, deal, parse_metrics
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
 from archsearch.schedule import Ranges
@@ -47,231 +43,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SETTLE_S: Final = 5.0  # the metrics follow the last token by a few milliseconds; a busy server takes longer
-_QUESTION_S: Final = 30.0  # for the short questions: version, models, metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What /metrics has counted since the server started, all its engines together.
-
-    `speculative`: it runs with a draft. `accepted` [gamma]: accepted draft tokens by position; `generated`: tokens written;
-    `in_flight`: requests that run or wait.
-    """
-
-    speculative: bool
-    drafts: int
-    drafted: int
-    accepted: tuple[int, ...]
-    generated: int
-    in_flight: int
-
-    def since(self, before: Counters) -> Counters:
-        """What was counted between `before` and now; `in_flight` is now's."""
-        return replace(
-            self,
-            drafts=self.drafts - before.drafts,
-            drafted=self.drafted - before.drafted,
-            accepted=tuple(a - b for a, b in zip(self.accepted, before.accepted, strict=True)),
-            generated=self.generated - before.generated,
-        )
-
-
-def parse_metrics(text: str) -> Counters | None:
-    """Counters out of Prometheus text; None where it has none of vLLM's (a server started with --disable-log-stats)."""
-    sums: dict[str, float] = {}
-    accepted: dict[int, float] = {}
-    for name, labels, value in re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
-        position = re.search(r'position="(\d+)"', labels)
-        if name == "spec_decode_num_accepted_tokens_per_pos_total" and position:
-            accepted[int(position[1])] = accepted.get(int(position[1]), 0.0) + float(value)
-        else:
-            sums[name] = sums.get(name, 0.0) + float(value)
-    if "generation_tokens_total" not in sums:
-        return None
-    return Counters(
-        speculative="spec_decode_num_drafts_total" in sums,
-        drafts=round(sums.get("spec_decode_num_drafts_total", 0.0)),
-        drafted=round(sums.get("spec_decode_num_draft_tokens_total", 0.0)),
-        accepted=tuple(round(accepted[position]) for position in sorted(accepted)),
-        generated=round(sums["generation_tokens_total"]),
-        in_flight=round(sums.get("num_requests_running", 0.0) + sums.get("num_requests_waiting", 0.0)),
-    )
-
-
-class _Lost(Exception):
-    """The connection failed; the message says how."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One streamed answer: tokens and arrival (perf_counter) of each chunk, the text, why it ended."""
-
-    started: float
-    chunks: list[tuple[int, ...]] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    text: str = ""
-    finish: str | None = None
-
-
-class _Server:
-    """HTTP to one server. Raises _Lost when the connection fails, ArchsearchError for an address that is none."""
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        parts = urlsplit(url if "://" in url else f"//{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ArchsearchError(f"{url!r} is no server address; write it as http://127.0.0.1:8000")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise ArchsearchError(
-                "a server address is scheme, host and port only, as in http://127.0.0.1:8000; a key goes into VLLM_API_KEY"
-            )
-        self.url, self.timeout_s = url.rstrip("/"), timeout_s
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        key = os.environ.get("VLLM_API_KEY")
-        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self._open: set[socket.socket] = set()
-        self._guard = threading.Lock()
-        self._hung_up = False
-
-    def hang_up(self) -> None:
-        """End every request in flight: their threads get _Lost at once, and the server stops writing for them."""
-        with self._guard:
-            self._hung_up = True
-            sockets = list(self._open)
-        for connected in sockets:
-            try:
-                connected.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # it was closed meanwhile
-
-    def listen_again(self) -> None:
-        """Undo `hang_up`."""
-        with self._guard:
-            self._hung_up = False
-
-    def ask(self, method: str, path: str, data: dict[str, Any] | None = None, timeout_s: float = _QUESTION_S) -> tuple[int, str]:
-        """(status, body) of one short request."""
-        body = None if data is None else json.dumps(data)
-        connection = self._connect(timeout_s)
-        connected = connection.sock
-        try:
-            connection.request(method, self._prefix + path, body, self._headers)
-            response = connection.getresponse()
-            return response.status, response.read().decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise _Lost(_reason(error, timeout_s)) from error
-        finally:
-            self._close(connection, connected)
-
-    def stream(self, data: dict[str, Any]) -> _Stream:
-        """A streamed completion. ArchsearchError for a request that the server refuses, RunFailed for an error of its own."""
-        connection = self._connect(min(self.timeout_s, _QUESTION_S))
-        connected = connection.sock
-        try:
-            assert connected is not None
-            connected.settimeout(self.timeout_s)
-            answer = _Stream(time.perf_counter())
-            connection.request("POST", self._prefix + "/v1/completions", json.dumps(data), self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise refusal(self.url, response.status, response.read().decode("utf-8", "replace"))
-            self._read(response, answer)
-            return answer
-        except (OSError, http.client.HTTPException) as error:
-            raise _Lost(_reason(error, self.timeout_s)) from error
-        finally:
-            self._close(connection, connected)
-
-    def _read(self, response: http.client.HTTPResponse, answer: _Stream) -> None:
-        pending = b""
-        while True:
-            # read1: what has arrived, with the time it arrived. Lines of one read came together.
-            data = response.read1(65536)
-            now = time.perf_counter()
-            if not data:
-                raise _Lost("the server closed the connection in the middle of an answer")
-            if now - answer.started > self.timeout_s:
-                raise _Lost(f"no whole answer within {self.timeout_s:g} s")
-            *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
-                content = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-                if content == b"[DONE]":
-                    if answer.finish is None:
-                        raise _Lost("the answer ended without a reason")
-                    return
-                if content:
-                    try:
-                        chunk = json.loads(content)
-                    except ValueError as error:
-                        raise RunFailed(f"the server at {self.url} sent a chunk that is not JSON: {content[:80]!r}") from error
-                    self._take(chunk, now, answer)
-
-    def _take(self, chunk: dict[str, Any], now: float, answer: _Stream) -> None:
-        if "error" in chunk:
-            error = chunk["error"]
-            raise RunFailed(
-                f"the server at {self.url} failed: {error.get('message', error) if isinstance(error, dict) else error}"
-            )
-        for choice in chunk.get("choices", ()):
-            if "token_ids" not in choice:
-                raise ArchsearchError(
-                    f"the server at {self.url} sends no token ids (return_token_ids); it is too old or no vLLM server"
-                )
-            tokens = tuple(choice["token_ids"] or ())
-            if tokens:
-                answer.chunks.append(tokens)
-                answer.times.append(now)
-            answer.text += choice.get("text") or ""
-            answer.finish = choice.get("finish_reason") or answer.finish
-
-    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=timeout_s)
-        try:
-            connection.connect()
-        except OSError as error:
-            raise _Lost(_reason(error, timeout_s)) from error
-        with self._guard:
-            if self._hung_up:
-                connection.close()
-                raise _Lost("stopped")
-            self._open.add(connection.sock)
-        return connection
-
-    def _close(self, connection: http.client.HTTPConnection, connected: socket.socket | None) -> None:
-        with self._guard:
-            if connected is not None:
-                self._open.discard(connected)
-        connection.close()
-        if connected is not None:
-            connected.close()
-
-
-def _reason(error: Exception, timeout_s: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no answer within {timeout_s:g} s"
-    if isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError):
-        return "the server closed the connection in the middle of an answer"
-    return (error.strerror or str(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
-
-
-def refusal(url: str, status: int, body: str) -> ArchsearchError:
-    """The exception for an HTTP status that is not 200: ArchsearchError for 4xx, RunFailed for 5xx, with the server's message."""
-    try:
-        data = json.loads(body)
-        error = data.get("error", data)
-        words = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError):
-        words = body
-    words = " ".join(words.split())[:300] or http.client.responses.get(status, "no message")
-    if status in (401, 403):
-        return ArchsearchError(f"the server at {url} wants a key ({status}: {words}); put it into VLLM_API_KEY")
-    kind = ArchsearchError if 400 <= status < 500 else RunFailed
-    return kind(f"the server at {url} refused the request ({status}): {words}")
 
 
 class VllmServerEngine:
@@ -291,7 +62,7 @@ class VllmServerEngine:
         self.version = "a server that is not asked yet"
         self.concurrent = settings.concurrency > 1
         self.finished: list[GenerationResult] = []
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._gamma = 0
         self._scheduled = False
         self._model = ""
@@ -325,11 +96,11 @@ class VllmServerEngine:
         url = self.settings.server_url if draft is not None else self.settings.baseline_url or self.settings.server_url
         if url is None:
             raise ArchsearchError(f"no server is named; give its address with {option}, as in {option} http://127.0.0.1:8000")
-        server = _Server(url, self.settings.timeout_s)
+        server = Server(url, self.settings.timeout_s)
         try:
             self._meet(server)
             counters = self._counters(server)
-        except _Lost as error:
+        except Lost as error:
             raise ArchsearchError(f"no vLLM server answers at {server.url} ({error}); start it, or correct {option}") from error
         served = len(counters.accepted)
         if draft is None and counters.speculative:
@@ -352,7 +123,7 @@ class VllmServerEngine:
         self._gamma, self._scheduled = (0 if draft is None else gamma), bool(schedule)
         self._server = server
 
-    def _meet(self, server: _Server) -> None:
+    def _meet(self, server: Server) -> None:
         status, body = server.ask("GET", "/version")
         try:
             version = json.loads(body)["version"] if status == 200 else None
@@ -371,7 +142,7 @@ class VllmServerEngine:
             raise ArchsearchError(f"the server at {server.url} names no model on /v1/models; is it a vLLM server?") from error
         self.version = str(version)
 
-    def _counters(self, server: _Server) -> Counters:
+    def _counters(self, server: Server) -> Counters:
         status, body = server.ask("GET", "/metrics")
         counters = parse_metrics(body) if status == 200 else None
         if counters is None:
@@ -399,7 +170,7 @@ class VllmServerEngine:
             data |= {"allowed_token_ids": [candidate], "return_tokens_as_token_ids": True}
             try:
                 status, body = server.ask("POST", "/v1/completions", data, self.settings.timeout_s)
-            except _Lost as error:
+            except Lost as error:
                 raise RunFailed(f"the server at {server.url} does not answer ({error})") from error
             if status != 200:
                 raise refusal(server.url, status, body)
@@ -435,7 +206,7 @@ class VllmServerEngine:
                 counted = self._settled(server, before, sum(len(chunk) for stream in streams for chunk in stream.chunks))
                 results += self._results(server, group, streams, counted, sampling)
                 self.finished = list(results)
-        except _Lost as error:
+        except Lost as error:
             raise RunFailed(
                 f"the server at {server.url} was lost: {error}; {len(self.finished)} of {len(prompts)} prompts were done"
             ) from error
@@ -443,12 +214,12 @@ class VllmServerEngine:
             raise RunFailed(f"{error}; {len(self.finished)} of {len(prompts)} prompts were done") from error
         return results
 
-    def _started(self) -> _Server:
+    def _started(self) -> Server:
         if self._server is None:
             raise RuntimeError("start the engine first")
         return self._server
 
-    def _check(self, server: _Server, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
+    def _check(self, server: Server, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
         for prompt in prompts:
             if len(prompt.token_ids) + sampling.max_new_tokens > self._max_len:
                 raise ArchsearchError(
@@ -466,9 +237,9 @@ class VllmServerEngine:
                 "with a draft; use --temperature 0, or a server on a GPU"
             )
 
-    def _run(self, server: _Server, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[_Stream]:
+    def _run(self, server: Server, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[Stream]:
         """One stream for each prompt, in their order. The first failure ends the others."""
-        streams: dict[int, _Stream] = {}
+        streams: dict[int, Stream] = {}
         with ThreadPoolExecutor(max_workers=max(1, min(self.settings.concurrency, len(prompts)))) as pool:
             futures = {pool.submit(server.stream, self._request(prompt, sampling)): index for index, prompt in enumerate(prompts)}
             try:
@@ -501,7 +272,7 @@ class VllmServerEngine:
             "cache_salt": f"archsearch-{os.getpid()}-{id(self)}-{self._calls}-{prompt.prompt_id}",
         }
 
-    def _result(self, prompt: EnginePrompt, stream: _Stream, sampling: Sampling) -> GenerationResult:
+    def _result(self, prompt: EnginePrompt, stream: Stream, sampling: Sampling) -> GenerationResult:
         """One answer, with the counts of its own chunks where they can be rounds."""
         token_ids = tuple(token for chunk in stream.chunks for token in chunk)
         if not token_ids:
@@ -539,7 +310,7 @@ class VllmServerEngine:
             round_lengths=tuple(whole),
         )
 
-    def _settled(self, server: _Server, before: Counters, written: int) -> Counters:
+    def _settled(self, server: Server, before: Counters, written: int) -> Counters:
         """What the server counted for `written` tokens, once its metrics have caught up."""
         deadline = time.monotonic() + SETTLE_S
         while True:
@@ -558,7 +329,7 @@ class VllmServerEngine:
             time.sleep(0.02)
 
     def _results(
-        self, server: _Server, prompts: Sequence[EnginePrompt], streams: Sequence[_Stream], counted: Counters, sampling: Sampling
+        self, server: Server, prompts: Sequence[EnginePrompt], streams: Sequence[Stream], counted: Counters, sampling: Sampling
     ) -> list[GenerationResult]:
         results = [self._result(prompt, stream, sampling) for prompt, stream in zip(prompts, streams, strict=True)]
         if not self._gamma:
@@ -585,18 +356,3 @@ class VllmServerEngine:
             replace(self._counted(result, share, round(mean * len(share))), round_lengths=())
             for result, share in zip(results, dealt, strict=True)
         ]
-
-
-def deal(lengths: Sequence[int], weights: Sequence[int]) -> list[list[int]]:
-    """Round lengths [n] dealt to results in proportion to `weights`: each gets its share of every length, within one round.
-
-    All of them are dealt, so sums over the results are the sums of `lengths`.
-    """
-    hands: list[list[int]] = [[] for _ in weights]
-    heap = [(0.5 / max(weight, 1e-9), index) for index, weight in enumerate(weights)]
-    heapq.heapify(heap)
-    for length in sorted(lengths, reverse=True):
-        due, index = heap[0]
-        hands[index].append(length)
-        heapq.heapreplace(heap, (due + 1.0 / max(weights[index], 1e-9), index))
-    return hands
