@@ -13,8 +13,9 @@ from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.finalists import train_finalists
 from archsearch.pipeline.session import TEXT_SHARE, SearchRequest, SearchSession
-from archsearch.progress import ProgressLine, human_time
+from archsearch.progress import ProgressLine, human_time, say
 from archsearch.runs.run import RUNGS_FILE
+from archsearch.runs.state import StateFile
 from archsearch.search import study
 from archsearch.search.objective import Score
 
@@ -103,34 +104,35 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     from archsearch.pipeline import climb
 
     request, run = session.request, session.run
-    ledger = climb.Ledger(run.path / RUNGS_FILE, request.time_budget_s, start)
-    plan = climb.make_plan(session, ledger)
-    climb.say(climb.plan_text(plan))
+    file = StateFile(run.path / RUNGS_FILE, request.time_budget_s, start)
+    state = file.state
+    plan = climb.make_plan(session, file)
+    say(climb.plan_text(plan))
     if plan.stay:
-        ledger.data["notes"] = [f"rung 0 only: {plan.stay}"]
-        ledger.save()
+        state.notes = [f"rung 0 only: {plan.stay}"]
+        file.save()
         result = rung_zero(session)
         run.write_trials(result.trials)
         ranked = [score.with_rank(rank) for rank, score in enumerate(result.best[: request.top], start=1)]
         write_best(session, ranked, {})
-        return outcome(session, result, ranked, []) | {"rungs": [], "notes": ledger.data["notes"], "plan": plan.to_dict()}
+        return outcome(session, result, ranked, []) | {"rungs": [], "notes": state.notes, "plan": plan.to_dict()}
     shop = session.workshop()
-    climb.write_texts(shop, ledger, plan)
+    climb.write_texts(shop, file, plan)
     coverage = shop.texts.coverage()
     session.scorer = session.scorer.with_coverage(coverage)
     known = known_observations(request.target, prompts=str(request.prompts) if request.prompts else None, exclude=run.path)
-    ledger.note(f"prior: {summary(known)}")
+    file.note(f"prior: {summary(known)}")
     if request.alpha != "supernet":
-        ledger.note(
+        file.note(
             "the supernet rung is left out: it has ranked shapes worse than short trainings of the same cost "
             "(--alpha supernet asks for it)"
         )
     begin = time.monotonic()
     result = rung_zero(session)
-    ledger.data["steps"].setdefault("search", time.monotonic() - begin)
-    ascent = climb.start_climb(session, ledger, plan, shop, result.best, known)
+    state.steps.setdefault("search", time.monotonic() - begin)
+    ascent = climb.start_climb(session, file, plan, shop, result.best, known)
     trained = ascent.climb()
-    run.write_trials(climb.trial_rows(result.trials, ledger))
+    run.write_trials(climb.trial_rows(result.trials, state))
     ranked = with_measured(session, trained, ascent.standings())
     ranked = [score.with_rank(rank) for rank, score in enumerate(ranked[: max(request.top, len(trained))], start=1)]
     write_best(session, ranked, {draft.architecture: draft for draft in trained})
@@ -138,24 +140,24 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     confirmed = []
     for rank in range(1, min(request.confirm, len(trained)) + 1):
         known_result = run.confirmed(rank)
-        if known_result is None or rank not in ledger.data.get("confirmed", []):
-            prompts = climb.affordable_prompts(session, ledger, plan, min(request.confirm, len(trained)) - rank + 1)
+        if known_result is None or rank not in state.confirmed:
+            prompts = climb.affordable_prompts(session, file, plan, min(request.confirm, len(trained)) - rank + 1)
             known_result = confirm_rank(session, rank, shop=shop, prompt_count=prompts)
-            ledger.data.setdefault("confirmed", []).append(rank)
-            ledger.save()
+            state.confirmed.append(rank)
+            file.save()
         confirmed.append(known_result)
-    ledger.step("confirm", time.monotonic() - begin)
+    file.step("confirm", time.monotonic() - begin)
     data = outcome(session, result, ranked, confirmed)
-    ledger.save()
-    seconds = ledger.elapsed_s()
-    climb.say(f"all of it took {human_time(seconds)} of {human_time(plan.budget_s)}")
+    file.save()
+    seconds = file.elapsed_s()
+    say(f"all of it took {human_time(seconds)} of {human_time(plan.budget_s)}")
     measured = [climb.measured_row(session, draft, coverage) for draft in trained]
     return data | {
-        "rungs": climb.summary(ledger),
-        "notes": ledger.data["notes"],
+        "rungs": climb.summary(state),
+        "notes": state.notes,
         "plan": plan.to_dict(),
         "seconds": seconds,
-        "steps": ledger.data["steps"],
+        "steps": state.steps,
         "prompts": shop.prompts.source,
         "measured": measured,
     }

@@ -29,7 +29,7 @@ from archsearch.runs.provenance import git_commit, package_versions
 from archsearch.search.objective import Score
 
 SCHEMA_VERSION: Final = 1
-RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: pipeline.climb writes it, report reads it
+RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it
 # Arguments that a continued run may change: they say how far to go, not what is searched.
 FREE_ARGUMENTS: Final = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
 # Arguments that run folders of version 0.1.0 do not record: nobody can say what they were.

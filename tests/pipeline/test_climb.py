@@ -19,6 +19,8 @@ from archsearch.drafts.records import ShortTraining, TrainedDraft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.pipeline import climb
+from archsearch.pipeline.climb.belief import Belief
+from archsearch.runs.state import StateFile
 from archsearch.search import rungs, study
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
@@ -144,10 +146,8 @@ class Shop:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(climb, "time", found)
-    return found
+def clock() -> Clock:
+    return Clock()
 
 
 PLAN = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
@@ -158,10 +158,12 @@ def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prio
     scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance())
     request = SimpleNamespace(seed=0, confirm=1, finalists=3, alpha=alpha)
     session = SimpleNamespace(scorer=scorer, space=SPACE, request=request)
-    ledger = climb.Ledger(folder / "rungs.json", plan.budget_s, clock.now)
-    mirror = study.ClimbStudy(SPACE, scorer, folder / "journal.log", rungs.STD_FACTOR)
+    file = StateFile(folder / "rungs.json", plan.budget_s, clock.now, clock=clock.monotonic)
+    record = study.ClimbStudy(SPACE, scorer, folder / "journal.log", rungs.STD_FACTOR)
     pool = dict.fromkeys(SPACE.enumerate(TARGET))
-    return climb.Climb(session, Shop(folder, clock, **shop), ledger, plan, scorer, [], mirror, pool=pool)
+    net = file.state.supernet
+    slices = dict(zip(net.shapes, net.slices, strict=True)) if net else None
+    return climb.Climb(session, Shop(folder, clock, **shop), file, plan, Belief(scorer, [], slices=slices), record, pool=pool)
 
 
 def by_law(tokens: float) -> dict[Architecture, float]:
@@ -182,7 +184,7 @@ def test_the_climb_finds_what_the_prior_does_not_see(tmp_path: Path, clock: Cloc
     start = clock.now
     drafts = ascent.climb()
     values = by_law(1e6)
-    chosen = max(drafts, key=lambda draft: ascent._measured(draft).speedup.value).architecture
+    chosen = max(drafts, key=lambda draft: ascent.measured(draft).speedup.value).architecture
     assert values[chosen] > 0.95 * max(values.values()) > values[prior_best]
     # All of it inside the budget: what is left is what confirming takes, and the margin.
     spent = clock.now - start
@@ -204,12 +206,12 @@ def test_the_study_holds_every_candidate_with_its_rungs(tmp_path: Path, clock: C
     ascent = make(tmp_path, clock)
     drafts = ascent.climb()
     storage = study.open_storage(tmp_path / "journal.log")
-    stored = optuna.load_study(study_name=ascent.mirror.study.study_name, storage=storage)
+    stored = optuna.load_study(study_name=ascent.study.study.study_name, storage=storage)
     assert {t.state.name for t in stored.trials} == {"COMPLETE", "PRUNED"}
     shapes = {Architecture.from_dict(t.user_attrs["architecture"]): t for t in stored.trials}
-    assert len(shapes) == len(stored.trials) == len({arch for arch, _ in ascent.shop.calls})
+    assert len(shapes) == len(stored.trials) == len({arch for arch, _ in ascent.trainer.calls})
     best = shapes[drafts[0].architecture]
-    assert best.state.name == "COMPLETE" and best.last_step == 1 + max(e["round"] for e in ascent.ledger.data["rounds"])
+    assert best.state.name == "COMPLETE" and best.last_step == 1 + max(entry.round for entry in ascent.state.rounds)
     pruned = [t for t in stored.trials if t.state.name == "PRUNED"]
     assert pruned and all(t.user_attrs["why"] and t.intermediate_values for t in pruned)
 
@@ -223,27 +225,27 @@ def test_a_killed_climb_trains_nothing_twice(tmp_path: Path, clock: Clock, die_a
         dying.climb()
     again = make(tmp_path / "a", clock)
     drafts = again.climb()
-    calls = [*dying.shop.calls, *again.shop.calls]
+    calls = [*dying.trainer.calls, *again.trainer.calls]
     assert len(set(calls)) == len(calls)  # no shape to the same tokens twice
-    assert [arch for arch, _ in calls] == [arch for arch, _ in whole.shop.calls]
-    assert drafts[0].architecture == whole.shop.full[0][0]
+    assert [arch for arch, _ in calls] == [arch for arch, _ in whole.trainer.calls]
+    assert drafts[0].architecture == whole.trainer.full[0][0]
     # Once more: everything is there, nothing is trained.
     done = make(tmp_path / "a", clock)
     before = clock.now
     assert done.climb()[0].architecture == drafts[0].architecture
-    assert not done.shop.calls and clock.now == before
+    assert not done.trainer.calls and clock.now == before
 
 
 def test_a_larger_budget_goes_on_from_there(tmp_path: Path, clock: Clock) -> None:
     small = make(tmp_path, clock)
     small.climb()
-    trained = {arch for arch, _ in small.shop.calls}
+    trained = {arch for arch, _ in small.trainer.calls}
     plan = rungs.divide(7200.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
     more = make(tmp_path, clock, plan)
     drafts = more.climb()
-    assert more.ledger.elapsed_s() < 7200
-    assert not {(arch, tokens) for arch, tokens in more.shop.calls} & set(small.shop.calls)
-    assert trained and max(seconds for _, seconds in more.shop.full) > max(seconds for _, seconds in small.shop.full)
+    assert more.file.elapsed_s() < 7200
+    assert not {(arch, tokens) for arch, tokens in more.trainer.calls} & set(small.trainer.calls)
+    assert trained and max(seconds for _, seconds in more.trainer.full) > max(seconds for _, seconds in small.trainer.full)
     assert drafts
 
 
@@ -251,18 +253,18 @@ def test_a_time_that_is_gone_trains_nothing_and_says_so(tmp_path: Path, clock: C
     ascent = make(tmp_path, clock)
     clock.now += 1700.0
     assert ascent.climb() == []
-    assert any("larger --time-budget" in note for note in ascent.ledger.data["notes"])
+    assert any("larger --time-budget" in note for note in ascent.state.notes)
 
 
 def test_the_table_and_the_trials(tmp_path: Path, clock: Clock) -> None:
     ascent = make(tmp_path, clock)
     ascent.climb()
-    table = climb.summary(ascent.ledger)
-    assert [row["rung"] for row in table] == [0, *[1] * len(ascent.ledger.data["rounds"]), 2]
+    table = climb.summary(ascent.state)
+    assert [row["rung"] for row in table] == [0, *[1] * len(ascent.state.rounds), 2]
     assert table[0]["candidates"] == len(ascent.pool) and table[-1]["score"]["source"] == "measured"
     assert all(row["seconds"] > 0 for row in table[1:])
-    shape = ascent.ledger.data["rounds"][0]["shapes"][0]
-    rows = climb.trial_rows([{"number": 0, "state": "COMPLETE", **shape}, {"number": 1, "state": "PRUNED"}], ascent.ledger)
+    shape = ascent.state.rounds[0].shapes[0].to_dict()
+    rows = climb.trial_rows([{"number": 0, "state": "COMPLETE", **shape}, {"number": 1, "state": "PRUNED"}], ascent.state)
     assert rows[0]["rung"] >= 1 and rows[0]["rung_1_1_alpha_source"] == "modelled" and 0 < rows[0]["rung_1_1_alpha"] < 1
     assert rows[1] == {"number": 1, "state": "PRUNED"}
 
@@ -271,10 +273,10 @@ def test_a_supernet_that_is_asked_for_ranks_first_and_is_judged(tmp_path: Path, 
     ascent = make(tmp_path, clock, alpha="supernet")
     start = clock.now
     ascent.climb()
-    assert len(ascent.shop.nets) == 1 and len({arch.head_rows for arch in ascent.shop.nets[0]}) == 1
-    assert any(note.startswith("supernet o") for note in ascent.ledger.data["notes"])
+    assert len(ascent.trainer.nets) == 1 and len({arch.head_rows for arch in ascent.trainer.nets[0]}) == 1
+    assert any(note.startswith("supernet o") for note in ascent.state.notes)
     assert clock.now - start < PLAN.budget_s
-    assert not make(tmp_path, clock, alpha="supernet").climb() == [] and len(ascent.shop.nets) == 1
+    assert not make(tmp_path, clock, alpha="supernet").climb() == [] and len(ascent.trainer.nets) == 1
     wide = make(tmp_path / "wide", clock, alpha="supernet")
     wide.pool = {arch.replace(hidden_size=1152, num_attention_heads=9, num_key_value_heads=9): None for arch in wide.pool}
     with pytest.raises(ArchsearchError, match="use --alpha distilled"):

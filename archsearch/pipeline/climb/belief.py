@@ -1,0 +1,162 @@
+"""What is believed of acceptance after every training, how sure that is, and the scores that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from archsearch import speedup as speculation
+from archsearch.acceptance.estimator import AcceptanceEstimator, AcceptanceObservation
+from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
+from archsearch.acceptance.short_training import ExtrapolatedAcceptance
+from archsearch.acceptance.supernet import SupernetAcceptance
+from archsearch.architecture.architecture import Architecture
+from archsearch.drafts.records import ShortTraining, paired_logit_std
+from archsearch.search import rungs
+from archsearch.search.objective import Score, Scorer, difference_std
+from archsearch.training.curves import AlphaPoint, CurvePrior, fit_prior, growth
+
+
+@dataclass
+class Belief:
+    """Acceptance as it is known by now: fitted to `known` (earlier runs), `shorts` (short trainings of this climb) and `slices`
+    (alpha of the slices of a supernet, where one was trained). `full_tokens`: what curves are carried on to."""
+
+    scorer: Scorer
+    known: list[AcceptanceObservation]
+    shorts: dict[Architecture, ShortTraining] = field(default_factory=dict)
+    slices: dict[Architecture, float] | None = None
+    full_tokens: int | None = None
+    acceptance: AcceptanceEstimator = field(default_factory=PriorAcceptance)
+    _learnt: tuple[Any, ...] | None = None
+
+    def learn(self, finalists: Sequence[AcceptanceObservation] = ()) -> None:
+        """Fit what is known of acceptance to all that was trained, and score with it from now on."""
+        trained = ((shape, short.tokens) for shape, short in self.shorts.items())
+        state = (self.slices is not None, *trained, self.full_tokens, len(finalists))
+        if state == self._learnt:
+            return
+        self._learnt = state
+        context = self.scorer.context
+        fitted: AcceptanceEstimator
+        if self.shorts:
+            curves = [[AlphaPoint(*point) for point in short.points] for short in self.shorts.values()]
+            at = max(short.tokens for short in self.shorts.values())
+            end = max(self.full_tokens or at, at)
+            context = replace(context, trained_tokens=float(end))
+            shared = fit_prior(curves)
+            stands = levels(self.shorts, shared)
+            # What is trained here is known better from here than from an earlier run on other text.
+            others = [item for item in self.known if item.architecture not in stands]
+            fitted = ExtrapolatedAcceptance(
+                stands,
+                growth(shared, at, end),
+                replace(context, temperature=0.0),
+                prior=self.supernet(),
+                sampling_std=sampling_std(self.shorts),
+            ).fit([*others, *finalists])
+        else:
+            fitted = (self.supernet() or PriorAcceptance()).fit([*self.known, *finalists])
+        self.acceptance = fitted
+        self.scorer = self.scorer.with_acceptance(fitted, context)
+
+    def supernet(self) -> SupernetAcceptance | None:
+        """What a supernet says, where one was trained: alpha of its slices, and the prior for the rest."""
+        return None if self.slices is None else SupernetAcceptance(self.slices)
+
+    def gap_std(self, first: Architecture, second: Architecture) -> float:
+        """Std of the difference of two logits of alpha."""
+        return self.acceptance.difference_std(first, second, self.scorer.context)
+
+    def score_gap_std(self, first: Score, second: Score) -> float:
+        """Std of the difference of two ln(speed-up)."""
+        return difference_std(first, second, self.acceptance, self.scorer.context)
+
+    def own_std(self, score: Score, against: Score) -> float:
+        """Relative std of a score without what all candidates share."""
+        own = slope(score) * self.gap_std(score.architecture, against.architecture) / math.sqrt(2.0)
+        time_std = score.draft_s.std / (score.tpot_s.value * score.tau.value)
+        return math.hypot(own, time_std)
+
+    def draws(self, scores: Sequence[Score]) -> np.ndarray:
+        """[draws, scores] of ln(speed-up) as it may turn out when acceptance is known."""
+        shapes = [score.architecture for score in scores]
+        own = 2.0 * SHAPE_NOISE_STD**2
+        # What no term explains is alike in shapes that are alike: without that, twins look like two draws of a lottery.
+        gaps = np.array([  # [scores, scores], std of differences of logit(alpha)
+            [math.sqrt(max(self.gap_std(a, b) ** 2 - own * similarity(a, b), 0.0)) if a != b else 0.0 for b in shapes]
+            for a in shapes
+        ])  # fmt: skip
+        slopes = np.array([slope(score) for score in scores])  # [scores]
+        level = speculation.logit_std(scores[0].alpha)  # of the level that all alphas share: the std of the first
+        mean = np.array([math.log(score.speedup.value) for score in scores])  # [scores]
+        return rungs.draws_of(mean, rungs.belief(gaps, slopes, level))
+
+
+def levels(shorts: Mapping[Architecture, ShortTraining], shared: CurvePrior) -> dict[Architecture, tuple[float, float]]:
+    """Where each trained shape will stand among them when all are trained in full: (logit(alpha), std of its own error), at
+    the tokens of the longest.
+
+    Round by round: the mean of a round's shapes is where the round before left them (newcomers count at the mean), and each
+    one's distance from it is what `catch_up` leaves of it.
+    """
+    result: dict[Architecture, tuple[float, float]] = {}
+    marks = sorted({short.tokens for short in shorts.values()})  # tokens at the end of each round
+    done = 0
+    for mark in marks:
+        group = [short for short in shorts.values() if short.tokens >= mark]
+        measured = {short.architecture: _logit_at(short, mark) for short in group}
+        if done:  # all move on by what training between the two marks adds
+            rise = growth(shared, done, mark).value - shared.mean[3]
+            result = {shape: (value + rise, std) for shape, (value, std) in result.items()}
+        before = [result[shape][0] for shape in measured if shape in result]
+        centre = float(np.mean(list(measured.values())))
+        # Those that go on are the better ones: their mean is kept where it was, not at that of all.
+        anchor = float(np.mean(before)) if before else centre
+        spread, std = rungs.catch_up(mark)
+        for short in group:
+            # The texts are the same for all, so only paired differences of alpha count; four others are enough.
+            paired = max((paired_logit_std(short, other) for other in group[:4] if other is not short), default=0.0)
+            own = math.hypot(std, paired / math.sqrt(2.0))  # of one shape: half of the variance of a difference
+            result[short.architecture] = (anchor + (measured[short.architecture] - centre) / spread, own)
+        done = mark
+    return result
+
+
+def sampling_std(shorts: Mapping[Architecture, ShortTraining]) -> float:
+    """Std of a measured alpha over the kept-out texts; all drafts share them."""
+    from archsearch.acceptance.measured import resampled_ratio
+
+    stds = [
+        resampled_ratio(np.array([short.hits, short.heldout_tokens], dtype=np.float64).T).std
+        for short in shorts.values()
+        if short.hits
+    ]
+    return max(stds, default=0.0)
+
+
+def slope(score: Score) -> float:
+    """d ln(speed-up) / d logit(alpha) at the score's gamma."""
+    alpha = score.alpha.value
+    return speculation.tau_slope(alpha, score.gamma) * alpha * (1.0 - alpha) / score.tau.value
+
+
+def similarity(first: Architecture, second: Architecture) -> float:
+    """How much of what no term explains two shapes have in common, 0 to 1: falls with every doubling of a dimension. Assumed."""
+    pairs = (
+        (first.num_hidden_layers, second.num_hidden_layers, 2.0), (first.hidden_size, second.hidden_size, 2.0),
+        (first.intermediate_size, second.intermediate_size, 0.5), (first.num_attention_heads, second.num_attention_heads, 0.5),
+        (first.num_key_value_heads, second.num_key_value_heads, 0.25), (first.head_rows, second.head_rows, 0.25),
+    )  # fmt: skip
+    return math.exp(-sum(weight * abs(math.log2(a / b)) for a, b, weight in pairs))
+
+
+def _logit_at(short: ShortTraining, tokens: int) -> float:
+    """logit(alpha) at `tokens`, between the points of its curve (straight in ln(tokens))."""
+    xs = [math.log(point[0]) for point in short.points]
+    ys = [speculation.logit(speculation.clamped(point[1])) for point in short.points]
+    return float(np.interp(math.log(tokens), xs, ys))
