@@ -16,6 +16,7 @@ from archsearch.profiles import WHOLE_KINDS
 from archsearch.runs.confirmed import CONFIRMED_FIELDS
 from archsearch.search.objective import Score
 from archsearch.search.space import CONSTRAINTS, DIMENSIONS, SearchSpace
+from tests.test_rooms import FLOORS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -51,6 +52,11 @@ def test_files_page_names_every_field() -> None:
     fields = [field.name for field in dataclasses.fields(Score)]
     for name in (*fields, *CONFIRMED_FIELDS, *DIMENSIONS, *CONSTRAINTS, "ffn_multiple", "description"):
         assert f"`{name}`" in page, f"docs/files.md does not explain {name}"
+
+
+def test_the_map_names_every_room_on_its_floor() -> None:
+    rows = re.findall(r"^\| (\d+) \| ((?:`\w+` ?)+)\|", text("architecture.md"), re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", rooms)) for _, rooms in rows] == [set(floor) for floor in FLOORS]
 
 
 def test_profiles_page_names_every_kind_of_row() -> None:
