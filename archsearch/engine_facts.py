@@ -97,7 +97,7 @@ _ROWS: Final = (
         title="vLLM",
         version="0.32.0",
         make="archsearch.engines.vllm.engine:make",
-        recipe="archsearch.engines.environments.environment:VLLM",
+        recipe="archsearch.engines.environments.recipes:VLLM",
         server=True,  # its Prometheus counters tell rounds and acceptance
         batches=True,  # continuous batching
         synthesises=True,  # rejection_sample_method "synthetic" (config/speculative.py)
@@ -119,7 +119,7 @@ _ROWS: Final = (
         title="OpenVINO GenAI",
         version="2026.4.1.0",
         make="archsearch.engines.openvino.engine:make",
-        recipe="archsearch.engines.environments.environment:OPENVINO",
+        recipe="archsearch.engines.environments.recipes:OPENVINO",
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
     ),
     EngineFacts(

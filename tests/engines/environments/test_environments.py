@@ -17,8 +17,10 @@ from click.testing import CliRunner
 
 from archsearch.cli import main
 from archsearch.engine_facts import ENGINES, EngineFacts, engines_that, has_recipe
-from archsearch.engines.environments import environment as environments
-from archsearch.engines.environments.environment import MARKER, Recipe, check, find_python, install, installed, overview, remove
+from archsearch.engines.environments import environment, pip, probe, recipes
+from archsearch.engines.environments.environment import MARKER, check, find_python, install, installed, overview, remove
+from archsearch.engines.environments.pip import PipWatch
+from archsearch.engines.environments.recipes import Recipe
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
 TINY = Recipe(
@@ -79,9 +81,9 @@ def test_install_from_nothing_and_everything_after_it(tmp_path: Path, monkeypatc
     link = next((index / "torch").iterdir())
     (index / "torch" / "index.html").write_text(f'<a href="{link.name}">{link.name}</a>')
     (tmp_path / "none").mkdir()
-    monkeypatch.setattr(environments, "CPU_TORCH_INDEX", index.as_uri())
-    monkeypatch.setattr(environments.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(environments.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(pip, "CPU_TORCH_INDEX", index.as_uri())
+    monkeypatch.setattr(pip.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(pip.platform, "machine", lambda: "x86_64")
     for name, value in {"CONFIG_FILE": os.devnull, "INDEX_URL": (tmp_path / "none").as_uri(), "FIND_LINKS": str(wheels)}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
@@ -108,7 +110,7 @@ def test_install_from_nothing_and_everything_after_it(tmp_path: Path, monkeypatc
 
 
 def test_a_missing_engine_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "visible_gpus", lambda: [])
+    monkeypatch.setattr(recipes, "visible_gpus", lambda: [])
     with pytest.raises(MissingDataError) as caught:
         find_python("vllm")
     assert str(caught.value) == (
@@ -150,7 +152,7 @@ def test_too_old_absent_and_broken_engines(tmp_path: Path) -> None:
 def test_pip_s_lines_become_a_growing_number(tmp_path: Path) -> None:
     packages = tmp_path / "lib/python3.11/site-packages"
     (packages / "pip-1.dist-info").mkdir(parents=True)
-    watch = environments._PipWatch(tmp_path, lambda what, done, planned: None)
+    watch = PipWatch(tmp_path, lambda what, done, planned: None)
     watch.run(20.0, 100.0, 4_000_000)
     seen = [watch.now()]
     for line in (
@@ -188,7 +190,7 @@ def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> Non
         "TINY = e.Recipe('Tiny', 'tinyengine', {'cpu': ('x',), 'gpu': ('x',)}, '1', '1', (11, 20), '9', "
         "{'cpu': 1, 'gpu': 1}); e.install('tiny', python=Path(sys.argv[1]), device='gpu')"
     )
-    archsearch = subprocess.Popen([sys.executable, "-c", code, str(python)], cwd=Path(environments.__file__).parents[3])
+    archsearch = subprocess.Popen([sys.executable, "-c", code, str(python)], cwd=Path(environment.__file__).parents[3])
     pip = 0
     try:
         deadline = time.monotonic() + 20
@@ -219,7 +221,7 @@ def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> Non
 
 
 def test_an_import_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "CHECK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(probe, "CHECK_TIMEOUT_S", 0.3)
     python = script(tmp_path / "python", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait")
     begun = time.monotonic()
     with pytest.raises(RunFailed, match="took more than"):
@@ -276,7 +278,7 @@ def test_a_second_install_at_the_same_time_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "visible_gpus", lambda: [])
+    monkeypatch.setattr(recipes, "visible_gpus", lambda: [])
     listed = json.loads(CliRunner().invoke(main, ["engine", "list", "--json"]).stdout.splitlines()[-1])["engines"]
     assert [(row["engine"], row["installed"]) for row in listed[:3]] == [
         ("transformers", True), ("vllm", False), ("openvino", False),
@@ -285,7 +287,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing.exit_code == 2 and "run: archsearch engine install vllm" in missing.stderr
     assert CliRunner().invoke(main, ["engine", "remove", "openvino"]).exit_code == 2
     old = fake_python(tmp_path / "python", "0.33.0")
-    monkeypatch.setattr(environments, "VLLM", replace(environments.VLLM, module="tinyengine"))
+    monkeypatch.setattr(recipes, "VLLM", replace(recipes.VLLM, module="tinyengine"))
     checked = CliRunner().invoke(main, ["engine", "check", "vllm", "--engine-python", str(old), "--json"])
     assert checked.exit_code == 0 and "Warning: vLLM 0.33.0 is not the tested version" in checked.stderr
     assert json.loads(checked.stdout.splitlines()[-1])["version"] == "0.33.0"
