@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 
 Ranges = tuple[tuple[int, int, int], ...]
 """Inclusive: (first batch size, last batch size, gamma). Starts at 1 and has no holes; the last gamma goes on above the end."""
+
+
+@dataclass(frozen=True)
+class SchedulePoint:
+    """One batch size: the best gamma, its tau and speed-up, and the predicted speed-up of every gamma. gamma 0: drafting nothing
+    is faster; `speedup` is then below 1 where the engine runs the draft all the same."""
+
+    batch_size: int
+    gamma: int
+    tau: Estimate
+    speedup: Estimate
+    by_gamma: Mapping[int, Estimate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GammaSchedule:
+    """Gamma by batch size: the `ranges`, what was found at single batch sizes (`points`), and whose latencies that comes from
+    (`engine`, `latency`: in words)."""
+
+    ranges: Ranges = ()
+    points: tuple[SchedulePoint, ...] = ()
+    engine: str = ""
+    latency: str = ""
+
+
+def ranges_words(ranges: Ranges) -> str:
+    """ "1-3: 5, 4-8: 3, 9-256: off"."""
+    spans = [(f"{first}-{last}" if last > first else str(first), gamma or "off") for first, last, gamma in ranges]
+    return ", ".join(f"{span}: {gamma}" for span, gamma in spans)
 
 
 def check_schedule(ranges: Sequence[Sequence[int]]) -> Ranges:

@@ -93,7 +93,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     if options["synthetic"] or options["concurrencies"] or options["schedule"]:
         options["concurrencies"] = options["concurrencies"] or ((1, 2, 4, 8) if options["schedule"] else (1,))
         loaded = confirm_load(session, LoadRequest(rank, **options), choice)
-        emit(loaded, load_text(loaded, run, rank), as_json)
+        emit(loaded.to_dict(), load_text(loaded, run, rank), as_json)
         return
     result = confirm_rank(session, rank, gammas=options["gammas"], prompt_count=count, prompts=options["prompts"], choice=choice)
     emit(result, confirm_text(result, run, rank), as_json)

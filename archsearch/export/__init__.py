@@ -5,7 +5,6 @@ from __future__ import annotations
 from archsearch.export.card import ExportPlan, model_card
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines, export_names, vllm_config
 from archsearch.export.folder import MARKER, export, plan
-from archsearch.export.schedule import GammaSchedule, read_schedule
 from archsearch.export.source import DraftRecord, ExportSource, ExportTarget, FullHead, HeadCost, padded_head_cost
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "ExportTarget",
     "FullHead",
     "HeadCost",
-    "GammaSchedule",
     "MARKER",
     "check_engines",
     "export",
@@ -24,6 +22,5 @@ __all__ = [
     "model_card",
     "padded_head_cost",
     "plan",
-    "read_schedule",
     "vllm_config",
 ]

@@ -12,8 +12,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.export.engines import Serving
-from archsearch.export.schedule import GammaSchedule
 from archsearch.export.source import DraftRecord, ExportSource, HeadCost
+from archsearch.schedule import GammaSchedule
 
 _SCORE_ROWS = (  # (field of score.json, words, factor, digits)
     ("alpha", "alpha (chance that the next draft token is accepted)", 1.0, 3),
@@ -207,13 +207,13 @@ def _schedule(schedule: GammaSchedule) -> list[str]:
         lines.append(f"| {first if first == last else f'{first} to {last}'} | {gamma or '0 (no drafts)'} |")
     lines.append("")
     if schedule.points:
-        lines += [f"What it is made of ({schedule.words}):" if schedule.words else "What it is made of:", ""]
+        words = "; ".join(name for name in (schedule.engine, schedule.latency) if name)
+        lines += [f"What it is made of ({words}):" if words else "What it is made of:", ""]
         lines += ["| batch size | gamma | tau | speed-up | source |", "|---|---|---|---|---|"]
         for point in schedule.points:
-            speedup, tau = point.get("speedup"), point.get("tau")
+            tau, speedup = point.tau.to_dict(), point.speedup.to_dict()
             lines.append(
-                f"| {point.get('batch_size', '')} | {point.get('gamma', '')} | {_estimate(tau) or ''} | "
-                f"{_estimate(speedup) or ''} | {_source(speedup)} |"
+                f"| {point.batch_size} | {point.gamma} | {_estimate(tau)} | {_estimate(speedup)} | {point.speedup.source} |"
             )
         lines.append("")
     return lines

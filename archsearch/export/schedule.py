@@ -1,36 +1,8 @@
-"""Gamma by batch size: the ranges archsearch writes and what engines make of them."""
+"""Gamma by batch size, as engines take it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from archsearch.errors import ArchsearchError
-from archsearch.files import read_json
-from archsearch.schedule import Ranges, check_schedule, largest_gamma
-
-
-@dataclass(frozen=True)
-class GammaSchedule:
-    """schedule.json: the `ranges`, what was found at single batch sizes (`points`), and where that comes from in `words`."""
-
-    ranges: Ranges = ()
-    points: tuple[dict[str, Any], ...] = ()
-    words: str = ""
-
-
-def read_schedule(path: Path) -> GammaSchedule:
-    """What a schedule.json holds; an empty schedule where there is no such file. Raises ArchsearchError when malformed."""
-    if not path.is_file():
-        return GammaSchedule()
-    data = read_json(path, "gamma schedule")
-    if not isinstance(data, Mapping) or not isinstance(data.get("ranges"), list) or not isinstance(data.get("points", []), list):
-        raise ArchsearchError(f"{path} must hold a list `ranges` (and may hold a list `points`); confirm the candidate again")
-    points = tuple(dict(point) for point in data.get("points", []) if isinstance(point, Mapping))
-    words = "; ".join(str(data[name]) for name in ("engine", "latency") if data.get(name))
-    return GammaSchedule(check_schedule(data["ranges"]), points, words)
+from archsearch.schedule import Ranges, largest_gamma
 
 
 def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.export.schedule import GammaSchedule
+from archsearch.schedule import GammaSchedule
 from archsearch.workload import DTYPE_BYTES
 
 if TYPE_CHECKING:

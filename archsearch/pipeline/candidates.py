@@ -20,7 +20,6 @@ from archsearch.export import (
     check_engines,
     export,
     padded_head_cost,
-    read_schedule,
     vllm_config,
 )
 from archsearch.files import atomic_path, read_json, write_json
@@ -29,6 +28,7 @@ from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.session import TEXT_SHARE, SearchSession, check_weights
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.run import Run, open_run
+from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
 from archsearch.search.objective import Score
 
 
@@ -125,7 +125,7 @@ def export_rank(
         )
     if schedule is not None and not schedule.is_file():
         raise ArchsearchError(f"gamma schedule not found: {schedule}")
-    planned = read_schedule(schedule or candidate.folder / "schedule.json")
+    planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
     record = _draft_record(run, candidate)
     first = planned.ranges[0][2] if planned.ranges else 0
     gamma = gamma or first or int((record.confirmed or {}).get("gamma") or candidate.score.gamma)

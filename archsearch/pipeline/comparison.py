@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from archsearch.estimate import Estimate
+from archsearch.runs.load import LoadRow
+from archsearch.runs.terms import TermErrors
 from archsearch.search.objective import Score
-from archsearch.speedup import RoundTerms, error_by_term
+from archsearch.speedup import RoundTerms
 
 
 def predicted_terms(score: Score, overhead: Estimate) -> RoundTerms:
@@ -26,21 +26,17 @@ def measured_terms(
     return RoundTerms(tau, decode_s, draft_s, verify_s, rest_s)
 
 
-def explain(predicted: RoundTerms, measured: RoundTerms | None, slowdown: float = 1.0) -> dict[str, dict[str, float]] | None:
+def explain(predicted: RoundTerms, measured: RoundTerms | None, slowdown: float = 1.0) -> TermErrors | None:
     """Predicted, measured and each term's share of the error of the speed-up; None where the engine did not tell a term.
 
     Measured times are divided by the machine's `slowdown`, so that they stand beside predictions at the profile's speed.
     """
-    if measured is None:
-        return None
-    told = measured.slowed(1.0 / slowdown)
-    parts = [dataclasses.asdict(terms) for terms in (predicted, told, error_by_term(predicted, told))]
-    return {name: {"predicted": parts[0][name], "measured": parts[1][name], "log_error": parts[2][name]} for name in parts[0]}
+    return None if measured is None else TermErrors.between(predicted, measured.slowed(1.0 / slowdown))
 
 
-def error_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def error_summary(rows: Sequence[LoadRow]) -> dict[str, float]:
     """Median absolute error of the predicted speed-up over the rows with a draft, and the shares within 5 and 10 %."""
-    errors = [abs(row["relative_error"]) for row in rows if row["gamma"] and row["relative_error"] is not None]
+    errors = [abs(row.relative_error) for row in rows if row.gamma and row.relative_error is not None]
     if not errors:
         return {"cases": 0}
     return {

@@ -241,13 +241,14 @@ def _row(case: _Case, outcome: Confirmation, slowdown: float | None) -> dict[str
     counted = local.measured(arch, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
     overhead = local.latency.overhead_s(local.target, local.workload, gamma)
     told = measured_terms(outcome.tau.value, outcome.decode_s, outcome.draft_s, outcome.verify_s, outcome.rest_s)
+    explained = explain(predicted_terms(predicted, overhead), told, slowdown or 1.0)
     return outcome.to_dict(predicted.speedup.value) | {
         "predicted": predicted.to_dict(),
         "predicted_at_measured_tau": counted.speedup.value,
         "relative_error_at_measured_tau": counted.speedup.value / outcome.speedup.value - 1.0,
         "predicted_round_s": predicted.draft_s.value + predicted.verify_s.value + overhead.value,
         "overhead_s": overhead.to_dict(),
-        "error_by_term": explain(predicted_terms(predicted, overhead), told, slowdown or 1.0),
+        "error_by_term": explained.to_dict() if explained is not None else None,
         "context": case.context,
         "slowdown": slowdown,
         "dtype": case.session.source.dtype,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,37 +17,13 @@ from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
 from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.session import SearchSession
-from archsearch.schedule import schedule_from_points
+from archsearch.runs.schedule_file import SCHEDULE_FILE, schedule_to_dict, write_schedule
+from archsearch.schedule import GammaSchedule, SchedulePoint, largest_gamma, schedule_from_points
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import drifting_positions
 from archsearch.workload import Workload
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SCHEDULE_FILE: Final = "schedule.json"
-
-
-@dataclass(frozen=True)
-class SchedulePoint:
-    """One batch size: the best gamma, its score, and every gamma's speed-up. gamma 0: drafting nothing is faster; its `speedup`
-    is below 1 where the engine runs the draft all the same."""
-
-    batch_size: int
-    gamma: int
-    speedup: Estimate
-    tau: Estimate
-    by_gamma: dict[int, Estimate]
-    score: Score
-
-    def to_dict(self) -> dict[str, Any]:
-        """A point of schedule.json."""
-        return {
-            "batch_size": self.batch_size,
-            "gamma": self.gamma,
-            "tau": self.tau.to_dict(),
-            "speedup": self.speedup.to_dict(),
-            "by_gamma": {str(gamma): value.to_dict() for gamma, value in self.by_gamma.items()},
-        }
-
 
 Rates = dict[int, list[float]]
 """For each gamma the unconditional acceptance of its positions. A larger gamma starts more rounds right after a refusal, at hard
@@ -100,9 +75,9 @@ def schedule_points(
         by_gamma = {gamma: score.speedup for gamma, score in scores.items()}
         off = speedup_when_off(local, draft)
         if by_gamma[best].value > off.value:
-            points.append(SchedulePoint(batch, best, by_gamma[best], scores[best].tau, by_gamma, scores[best]))
+            points.append(SchedulePoint(batch, best, scores[best].tau, by_gamma[best], by_gamma))
         else:
-            points.append(SchedulePoint(batch, 0, off, Estimate(1.0, 0.0, off.source), by_gamma, scores[best]))
+            points.append(SchedulePoint(batch, 0, Estimate(1.0, 0.0, off.source), off, by_gamma))
     if not points:
         raise ArchsearchError(f"target and draft do not fit {device.key} even at batch size {min(batch_sizes)}; lower --context")
     return points
@@ -118,19 +93,6 @@ def speedup_when_off(scorer: Scorer, draft: Architecture) -> Estimate:
 
 def _fits(target: Architecture, draft: Architecture, workload: Workload, device: Device) -> bool:
     return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device)
-
-
-def write_schedule(folder: Path, points: Sequence[SchedulePoint], engine: str, words: str) -> dict[str, Any]:
-    """schedule.json of a candidate; returns its content. `words`: where the latencies come from."""
-    ranges = schedule_from_points([(point.batch_size, point.gamma) for point in points])
-    data = {
-        "engine": engine,
-        "latency": words,
-        "ranges": [list(entry) for entry in ranges],
-        "points": [point.to_dict() for point in points],
-    }
-    write_json(folder / SCHEDULE_FILE, data)
-    return data
 
 
 def schedule_rank(
@@ -150,16 +112,18 @@ def schedule_rank(
     usual = [size for size in BATCH_SIZES if largest is None or size <= 2 * largest]
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
     points = schedule_points(scorer, score.architecture, alpha, taus, session.source.device, sizes)
-    data = write_schedule(folder, points, name, words)
+    ranges = schedule_from_points([(point.batch_size, point.gamma) for point in points])
+    schedule = GammaSchedule(ranges, tuple(points), name, words)
+    write_schedule(folder / SCHEDULE_FILE, schedule)
     most = points[-1].batch_size
     note = ""
     if most < sizes[-1]:
         note = f"Above batch size {most} the KV caches do not fit {session.source.device.key}."
     elif not batch_sizes and largest is not None:
         note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
-    gammas = [gamma for _, _, gamma in data["ranges"]]
-    if engine_facts(name).speculative_config and max(gammas):
-        ranks = scorer.workload.tensor_parallel
-        config = vllm_config(str(folder), max(gammas), tuple((a, b, c) for a, b, c in data["ranges"]), ranks)
+    largest_used = largest_gamma(ranges, 0)
+    if engine_facts(name).speculative_config and largest_used:
+        config = vllm_config(str(folder), largest_used, ranges, scorer.workload.tensor_parallel)
         write_json(folder / "speculative_config.json", config)
-    return {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), "note": note, **data}
+    told = {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), "note": note}
+    return told | schedule_to_dict(schedule)

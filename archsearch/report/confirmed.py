@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from archsearch.estimate import Estimate
 from archsearch.report.reading import Candidate
-from archsearch.report.serving import REST, error_shares, read_terms
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.report.words import MANTISSA_BITS, identity_words, slowdown_words, undecided_words, unprofiled_words
 from archsearch.runs.fields import as_estimate
+from archsearch.runs.terms import REST, optional_terms
 from archsearch.search.objective import Score
 from archsearch.speedup import accepted_by_position
 
@@ -68,8 +68,8 @@ def _timed(data: Mapping[str, Any], name: str) -> Estimate | None:
 
 def _shares(data: Mapping[str, Any]) -> dict[str, float]:
     """What each term brings to the error of the speed-up; {} where the engine did not tell every term."""
-    terms, error = read_terms(data.get("error_by_term")), data.get("relative_error")
-    return error_shares(terms, float(error)) if terms and error is not None else {}
+    terms, error = optional_terms(data.get("error_by_term")), data.get("relative_error")
+    return terms.shares(float(error)) if terms and error is not None else {}
 
 
 def section_confirmed(item: Candidate) -> str:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from archsearch.engine_facts import engine_title
 from archsearch.report.drawing import INK, MARK, SERIES, canvas, count_axis, figure_html, styled
-from archsearch.report.reading import Candidate, load_is_stale
-from archsearch.report.serving import REST, TERMS, LoadReport, LoadRow, error_shares, ranges_words
+from archsearch.report.reading import Candidate
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.report.words import slowdown_words
+from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
+from archsearch.runs.terms import REST
+from archsearch.schedule import ranges_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +30,7 @@ _TERM_HEADS: Final = {
 }
 
 
-def section_load(item: Candidate, load: LoadReport) -> str:
+def section_load(item: Candidate, load: LoadRecord) -> str:
     """Tables and a plot of load-<engine>.json of one candidate."""
     facts = [
         item.score.architecture.label(),
@@ -41,21 +43,21 @@ def section_load(item: Candidate, load: LoadReport) -> str:
         html_note("; ".join(fact for fact in facts if fact) + "."),
         f"<p><strong>{html.escape(acceptance_words(load))}</strong></p>",
     ]
-    if load_is_stale(item, load):
+    if load.is_stale(item.score.alpha):
         parts.append("<p><strong>Alpha on held-out text has changed since; the predictions here are from before.</strong></p>")
     parts += [_speedup_table(load), html_note(_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load))]
     if load.latency:
         parts.append(html_note(f"Predicted from: {load.latency}."))
     figure, caption = styled(_plot_load, item, load)
     parts.append(figure_html(figure, f"load{item.rank}-{load.engine}", caption))
-    if any(row.terms and row.relative_error is not None for row in load.rows):
+    if any(row.error_by_term and row.relative_error is not None for row in load.rows):
         parts += [
             "<h3>What each term brings to the error of the speed-up</h3>",
             _terms_table(load),
             html_note(_TERM_NOTE + slowdown_words(load.slowdown)),
         ]
-    if load.ranges or load.verdict:
-        parts.append(_schedule_part(load))
+    if load.schedule is not None:
+        parts.append(_schedule_part(load.schedule))
     return "\n".join(parts)
 
 
@@ -75,11 +77,11 @@ _TERM_NOTE: Final = (
 )
 
 
-def acceptance_words(load: LoadReport) -> str:
+def acceptance_words(load: LoadRecord) -> str:
     """One sentence or two: whether acceptance was synthetic, and what that leaves unproved."""
     if not load.synthetic:
         return "Acceptance was real: the target checked the tokens of the trained draft."
-    rates = ", ".join(f"{share:.2f}" for share in load.asked)
+    rates = ", ".join(f"{share:.2f}" for share in load.asked_acceptance_by_position)
     by_position = f" ({rates} by position)" if rates else ""
     return (
         f"Acceptance was synthetic: draft tokens were accepted by chance at the predicted rates{by_position} "
@@ -88,7 +90,7 @@ def acceptance_words(load: LoadReport) -> str:
     )
 
 
-def _error_words(load: LoadReport) -> str:
+def _error_words(load: LoadRecord) -> str:
     summary = load.summary
     if not summary.get("cases") or "median_absolute_error" not in summary:
         return ""
@@ -103,7 +105,7 @@ def _error_words(load: LoadReport) -> str:
     )
 
 
-def _speedup_table(load: LoadReport) -> str:
+def _speedup_table(load: LoadRecord) -> str:
     rows: list[list[Cell | str]] = []
     for row in load.rows:
         seen = row.speedup
@@ -113,13 +115,13 @@ def _speedup_table(load: LoadReport) -> str:
                 text_cell(row.variant),
                 str(row.concurrency),
                 _gamma(row.gamma),
-                value_cell(row.predicted, 2, unit="x"),
+                value_cell(row.predicted_speedup, 2, unit="x"),
                 measured,
                 _percent(row.relative_error),
-                _percent(row.error_at_measured_tau),
-                f"{row.tau:.2f}" if row.gamma else "-",
+                _percent(row.relative_error_at_measured_tau),
+                f"{row.measured.tau:.2f}" if row.gamma else "-",
                 f"{row.baseline_tokens_per_s:.1f}",
-                f"{row.tokens_per_s:.1f}",
+                f"{row.measured.tokens_per_s:.1f}",
             ]
         )
     header = ("served with", "in flight", "gamma", "speed-up, predicted", "measured", "error", "with counted tau",
@@ -127,32 +129,36 @@ def _speedup_table(load: LoadReport) -> str:
     return html_table(header, rows)
 
 
-def _terms_table(load: LoadReport) -> str:
+def _terms_table(load: LoadRecord) -> str:
     rows: list[list[Cell | str]] = []
     for row in load.rows:
-        if not row.terms or row.relative_error is None:
+        if row.error_by_term is None or row.relative_error is None:
             continue
-        shares = error_shares(row.terms, row.relative_error)
+        terms = row.error_by_term
+        shares = terms.shares(row.relative_error)
         cells: list[Cell | str] = [text_cell(row.variant), str(row.concurrency)]
-        for name in TERMS:
-            term, scale, unit = row.terms[name], 1.0 if name == "tau" else 1e3, "" if name == "tau" else " ms"
+        for name in _TERM_HEADS:
+            if name == REST:
+                continue
+            predicted, measured = getattr(terms.predicted, name), getattr(terms.measured, name)
+            scale, unit = 1.0 if name == "tau" else 1e3, "" if name == "tau" else " ms"
             digits = 2 if name == "tau" else 1
-            pair = f"{scale * term.predicted:.{digits}f}, {scale * term.measured:.{digits}f}{unit}"
+            pair = f"{scale * predicted:.{digits}f}, {scale * measured:.{digits}f}{unit}"
             cells.append(Cell(_percent(shares[name]), pair))
         rows.append([*cells, _percent(shares[REST]), _percent(row.relative_error)])
     header = ("served with", "in flight", *_TERM_HEADS.values(), "error of the speed-up")
     return html_table(header, rows)
 
 
-def _schedule_part(load: LoadReport) -> str:
+def _schedule_part(schedule: ScheduleRun) -> str:
     parts = ["<h3>Gamma by batch size against a fixed gamma</h3>"]
-    if load.ranges:
-        parts.append(f"<p>Schedule that was run: {html.escape(ranges_words(load.ranges))}.</p>")
-    if load.verdict:
+    if schedule.ranges:
+        parts.append(f"<p>Schedule that was run: {html.escape(ranges_words(schedule.ranges))}.</p>")
+    if schedule.verdict:
         rows: list[list[Cell | str]] = [
             [str(row.concurrency), _gamma(row.gamma), value_cell(row.speedup, 2, unit="x"), text_cell(row.best_other),
              value_cell(row.best_other_speedup, 2, unit="x"), text_cell("yes" if row.holds else "NO")]
-            for row in load.verdict
+            for row in schedule.verdict
         ]  # fmt: skip
         header = ("in flight", "gamma of the schedule", "speed-up, schedule", "best other", "speed-up, best other",
                   "not shown to be worse")  # fmt: skip
@@ -172,7 +178,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:+.1%}"
 
 
-def _plot_load(item: Candidate, load: LoadReport) -> tuple[Figure, str]:
+def _plot_load(item: Candidate, load: LoadRecord) -> tuple[Figure, str]:
     figure, axes = canvas()
     names = [name for name in load.variants if name != SCHEDULE]
     names += [name for name in load.variants if name == SCHEDULE]
@@ -210,7 +216,7 @@ _COLOURS: Final = tuple(colour for colour in SERIES if colour != MARK)
 
 
 def _draw_predicted(axes: Axes, rows: Sequence[LoadRow], colour: str) -> None:
-    priced = [(row.concurrency, row.predicted) for row in rows if row.predicted is not None]
+    priced = [(row.concurrency, row.predicted_speedup) for row in rows if row.predicted_speedup is not None]
     if not priced:
         return
     places = [place for place, _ in priced]

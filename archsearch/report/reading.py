@@ -12,18 +12,13 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.models.files import has_weights
-from archsearch.report.serving import (
-    LOAD_FILES,
-    SCHEDULE_FILE,
-    LoadReport,
-    ScheduleReport,
-    read_load,
-    read_schedule,
-    read_terms,
-)
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import as_estimate, read_or_tell
+from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import RUNGS_FILE, Run
+from archsearch.runs.schedule_file import SCHEDULE_FILE, planned_schedule
+from archsearch.runs.terms import optional_terms
+from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, indistinguishable
 
 
@@ -44,8 +39,8 @@ class Candidate:
     stale: bool
     replayed: tuple[float, ...]
     group: int = 0
-    loads: tuple[LoadReport, ...] = ()
-    schedule: ScheduleReport | None = None
+    loads: tuple[LoadRecord, ...] = ()
+    schedule: GammaSchedule | None = None
     elsewhere: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -113,7 +108,9 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Candidate | None:
     confirmed = read_or_tell(folder / "confirmed.json", "confirmation", _confirmation, problems)
     others = [read_or_tell(path, "confirmation", _confirmation, problems) for path in sorted(folder.glob("confirmed-*.json"))]
     main = (confirmed or {}).get("engine")
-    loads = [read_or_tell(path, "measurement under load", read_load, problems) for path in sorted(folder.glob(LOAD_FILES))]
+    loads = [
+        read_or_tell(path, "measurement under load", LoadRecord.from_dict, problems) for path in sorted(folder.glob(LOAD_FILES))
+    ]
     return Candidate(
         score,
         folder,
@@ -122,7 +119,7 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Candidate | None:
         is_stale(score, confirmed),
         _replayed(folder, score.gamma),
         loads=tuple(load for load in loads if load is not None),
-        schedule=read_or_tell(folder / SCHEDULE_FILE, "schedule", read_schedule, problems),
+        schedule=read_or_tell(folder / SCHEDULE_FILE, "schedule", planned_schedule, problems),
         elsewhere=tuple(other for other in others if other is not None and other["engine"] != main),
     )
 
@@ -135,7 +132,7 @@ def _training(data: Any) -> dict[str, Any]:
 def _confirmation(data: Any) -> dict[str, Any]:
     """The content of confirmed.json, whose numbers are numbers."""
     Confirmed.from_dict(data)
-    read_terms(data.get("error_by_term"))
+    optional_terms(data.get("error_by_term"))
     return dict(data)
 
 
@@ -152,12 +149,6 @@ def is_stale(score: Score, confirmed: Mapping[str, Any] | None) -> bool:
     if before is None or score.alpha.source != "measured":  # a search that was continued writes the prior's alpha again
         return False
     return not math.isclose(as_estimate(before).value, score.alpha.value, rel_tol=1e-9)
-
-
-def load_is_stale(item: Candidate, load: LoadReport) -> bool:
-    """Whether alpha was measured anew after this load was predicted from another one; False where the file does not tell."""
-    alpha = item.score.alpha
-    return load.alpha is not None and alpha.source == "measured" and abs(load.alpha - alpha.value) > 1e-9
 
 
 def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from archsearch.engine_facts import engine_title
 from archsearch.report.drawing import INK, MARK, canvas, count_axis, figure_html, shade, styled
 from archsearch.report.reading import Candidate
-from archsearch.report.serving import ScheduleReport, ranges_words
 from archsearch.report.tables import Cell, html_note, html_table, value_cell
+from archsearch.schedule import GammaSchedule, ranges_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def section_schedule(item: Candidate, schedule: ScheduleReport) -> str:
+def section_schedule(item: Candidate, schedule: GammaSchedule) -> str:
     """Table and plot of the gammas of one candidate by batch size."""
     name = engine_title(schedule.engine)
     rows: list[list[Cell | str]] = [
@@ -35,7 +35,7 @@ def section_schedule(item: Candidate, schedule: ScheduleReport) -> str:
     ])  # fmt: skip
 
 
-def _plot_schedule(item: Candidate, schedule: ScheduleReport) -> tuple[Figure, str]:
+def _plot_schedule(item: Candidate, schedule: GammaSchedule) -> tuple[Figure, str]:
     figure, axes = canvas()
     gammas = sorted({gamma for point in schedule.points for gamma in point.by_gamma})
     for number, gamma in enumerate(gammas):

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
-from archsearch.report.reading import Candidate, complete_trials, load_is_stale
-from archsearch.report.serving import LoadReport, ranges_words
+from archsearch.report.reading import Candidate, complete_trials
 from archsearch.report.words import (
     SOURCES,
     break_even_words,
@@ -22,7 +21,9 @@ from archsearch.report.words import (
     unprofiled_words,
 )
 from archsearch.runs.fields import as_estimate
+from archsearch.runs.load import LoadRecord
 from archsearch.runs.run import Run
+from archsearch.schedule import ranges_words
 
 LOADS_SHOWN: Final = 2  # other candidates than the lead whose measurements under load are told at the top
 CONCURRENCIES_SHOWN: Final = 4
@@ -98,13 +99,13 @@ def _batch_size(run: Run) -> int:
     return max(1, int(run.arguments.get("batch_size") or 1))
 
 
-def _own_load(run: Run, lead: Candidate) -> LoadReport | None:
+def _own_load(run: Run, lead: Candidate) -> LoadRecord | None:
     """What the very engine that the run predicts for did at the run's batch size: synthetic acceptance for a lead without
     weights, its own for a trained one; None without such a measurement."""
     batch, engine = _batch_size(run), run.arguments.get("engine") or "transformers"
     for load in lead.loads:
         if load.engine == engine and batch in load.concurrencies and load.synthetic != lead.trained:
-            return None if load_is_stale(lead, load) else load
+            return None if load.is_stale(lead.score.alpha) else load
     return None
 
 
@@ -121,7 +122,7 @@ def _serving_lines(run: Run, found: Sequence[Candidate], lead: Candidate) -> lis
     return lines
 
 
-def _load_words(run: Run, item: Candidate, load: LoadReport, who: str) -> str:
+def _load_words(run: Run, item: Candidate, load: LoadRecord, who: str) -> str:
     where = f"in {engine_title(load.engine)} {load.engine_version}".rstrip()
     alpha = item.score.alpha
     if not load.synthetic:
@@ -130,19 +131,20 @@ def _load_words(run: Run, item: Candidate, load: LoadReport, who: str) -> str:
         start = f"{who}{where} with synthetic acceptance at predicted rates, not the draft's own"
     else:
         start = f"{who}not trained yet; {where} with synthetic acceptance at the predicted alpha"
-        if load.asked and abs(load.asked[0] - alpha.value) > max(2 * alpha.std, 0.005):
-            start += f" ({load.asked[0]:.2f}; its score now says {alpha.value:.2f} ± {alpha.std:.2f})"
+        asked = load.asked_acceptance_by_position
+        if asked and abs(asked[0] - alpha.value) > max(2 * alpha.std, 0.005):
+            start += f" ({asked[0]:.2f}; its score now says {alpha.value:.2f} ± {alpha.std:.2f})"
     first = load.headline(_batch_size(run))
     rows = [first, *(load.best(number) for number in load.concurrencies if number != first.concurrency)]
     gains = []
     for row in rows[:CONCURRENCIES_SHOWN]:
-        asked = "" if row.predicted is None or not row.gamma else f", predicted {row.predicted.value:.2f}x"
+        priced = "" if row.predicted_speedup is None or not row.gamma else f", predicted {row.predicted_speedup.value:.2f}x"
         flight = (
             f"{row.concurrency} request{'s' if row.concurrency > 1 else ''} in flight" if row is first else str(row.concurrency)
         )
-        gains.append(f"{row.speedup.value:.2f}x at {flight} ({f'gamma {row.gamma}' if row.gamma else 'off'}{asked})")
+        gains.append(f"{row.speedup.value:.2f}x at {flight} ({f'gamma {row.gamma}' if row.gamma else 'off'}{priced})")
     more = ", best of the gammas that ran" if len({row.gamma for row in load.rows}) > 1 else ""
-    stale = " Alpha was measured anew since." if load_is_stale(item, load) else ""
+    stale = " Alpha was measured anew since." if load.is_stale(alpha) else ""
     return f"{start[:1].upper()}{start[1:]}: {', '.join(gains)}{more}.{stale}"
 
 

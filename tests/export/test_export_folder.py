@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 import archsearch.export.folder as folder_module
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.export import DEFAULT_ENGINES, DraftRecord, ExportSource, ExportTarget, GammaSchedule, export, padded_head_cost
+from archsearch.export import DEFAULT_ENGINES, DraftRecord, ExportSource, ExportTarget, export, padded_head_cost
 from archsearch.models.drafts import build_draft, load_draft, save_draft
+from archsearch.schedule import GammaSchedule
 
 ARCH = Architecture(
     hidden_size=16,

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import json
 import random
 from bisect import bisect_left, bisect_right
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from archsearch.errors import ArchsearchError
-from archsearch.export.schedule import GammaSchedule, read_schedule, tensorrt_schedule
+from archsearch.export.schedule import tensorrt_schedule
 from archsearch.schedule import Ranges, check_schedule, gamma_at, largest_gamma
 
 RANGES: Ranges = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
@@ -51,23 +49,6 @@ def test_a_good_schedule_passes_and_lists_become_tuples() -> None:
 def test_a_bad_schedule_is_refused(ranges: list[Any], words: str) -> None:
     with pytest.raises(ArchsearchError, match=words):
         check_schedule(ranges)
-
-
-def test_read_schedule(tmp_path: Path) -> None:
-    path = tmp_path / "schedule.json"
-    assert read_schedule(path) == GammaSchedule()
-    point = {"batch_size": 1, "gamma": 4, "tau": 2.5, "speedup": {"value": 1.5, "std": 0.1, "source": "modelled"}}
-    path.write_text(json.dumps({"ranges": RANGES, "points": [point]}))
-    assert read_schedule(path) == GammaSchedule(RANGES, (point,))
-    path.write_text(json.dumps({"ranges": RANGES, "engine": "vllm", "latency": "profile of this CPU"}))
-    assert read_schedule(path) == GammaSchedule(RANGES, (), "vllm; profile of this CPU")
-    for bad in ("[]", '{"ranges": 3}', '{"ranges": [], "points": 1}'):
-        path.write_text(bad)
-        with pytest.raises(ArchsearchError, match="schedule.json must hold"):
-            read_schedule(path)
-    path.write_text("{")
-    with pytest.raises(ArchsearchError, match="not JSON"):
-        read_schedule(path)
 
 
 def test_tensorrt_schedule_says_the_same_in_both_readings() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.estimate import Estimate
 from archsearch.export.card import ExportPlan, model_card
 from archsearch.export.engines import Serving, Setup, serving
-from archsearch.export.schedule import GammaSchedule
 from archsearch.export.source import DraftRecord, ExportSource, ExportTarget, FullHead, HeadCost
+from archsearch.schedule import GammaSchedule, SchedulePoint
 
 ARCH = Architecture(
     hidden_size=576,
@@ -94,7 +95,7 @@ def test_the_head() -> None:
 
 
 def test_the_schedule_and_its_points() -> None:
-    points = ({"batch_size": 1, "gamma": 4, "tau": 3.1, "speedup": estimate(1.8, 0.1, "measured")},)
+    points = (SchedulePoint(1, 4, Estimate(3.1, 0.0, "measured"), Estimate(1.8, 0.1, "measured")),)
     card = card_of(ARCH, gamma=4, schedule=GammaSchedule(((1, 1, 4), (2, 8, 0)), points))
     assert "| 1 | 4 |\n| 2 to 8 | 0 (no drafts) |" in card and "| 1 | 4 | 3.10 | 1.80 ± 0.10 | measured |" in card
 

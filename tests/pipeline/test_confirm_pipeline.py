@@ -131,7 +131,7 @@ def test_an_untrained_candidate_is_predicted_as_the_engine_runs_it(
 ) -> None:
     """Profile and confirmation speak of the same seconds: units, batches, context, the draft's first pass."""
     monkeypatch.setattr(LOAD_MODULE, "machine_slowdown", lambda source: 1.0)
-    data = confirm_load(session, SHORT, HERE)
+    data = confirm_load(session, SHORT, HERE).to_dict()
     assert data["slowdown"] == 1.0 and data["alpha"]["value"] == pytest.approx(0.8)
     assert json.loads(json.dumps(data)) == read("runs/a/best/1/load-vllm.json")
     assert data["synthetic"] and data["engine"] == "vllm" and data["engine_version"] == "1" and data["rank"] == 1
@@ -165,7 +165,7 @@ def test_an_untrained_candidate_is_predicted_as_the_engine_runs_it(
 
 def test_a_trained_candidate_is_run_with_its_own_acceptance(session: SearchSession, made: Made) -> None:
     request = LoadRequest(2, gammas=(2, 4), concurrencies=(1, 2), repeats=3, tokens=96)
-    data = confirm_load(session, request, HERE)
+    data = confirm_load(session, request, HERE).to_dict()
     assert not data["synthetic"] and data["asked_acceptance_by_position"] is None
     assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [(2, 1), (2, 2), (4, 1), (4, 2)]
     for row in data["rows"]:
@@ -196,7 +196,7 @@ def test_no_more_requests_are_in_flight_than_was_said(
 
 
 def test_a_schedule_is_run_against_off_and_every_fixed_gamma(session: SearchSession, made: Made) -> None:
-    data = confirm_load(session, replace(SHORT, concurrencies=(2, 4), schedule=True, repeats=5, tokens=400), HERE)
+    data = confirm_load(session, replace(SHORT, concurrencies=(2, 4), schedule=True, repeats=5, tokens=400), HERE).to_dict()
     found = data["schedule"]
     assert found["ranges"][0][0] == 1 and found["ranges"][-1][1] == 4  # from batch size 1 on, although 2 was asked for
     assert [row["concurrency"] for row in found["verdict"]] == [2, 4] and all(row["holds"] for row in found["verdict"])
@@ -213,10 +213,14 @@ def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(session: SearchS
     )  # fmt: skip
     rows = {("schedule", 1): result, ("alone", 1): replace(result, variant="alone", speedup=None)}
     off = Variant("schedule", "draft", 3, schedule=((1, 1, 0), (2, 4, 3)))
-    row = LOAD_MODULE._load_row(scorer.at_context(64), arch, session.run.score(1).alpha, {}, rows, off, 1, 1.0)
+    score = session.run.score(1)
+    case = LOAD_MODULE._Case(
+        session, SHORT, HERE, "vllm", score, session.run.best_dir(1), scorer, "", score.alpha, {}, {}, True, {}
+    )
+    row = LOAD_MODULE._load_row(case, LOAD_MODULE._Measured(rows, 64, 1.0), off, 1)
     idle = scorer.at_context(64).latency.idle_draft_s(arch, scorer.workload).value
     decode = scorer.at_context(64).decode_s.value
-    assert 0 < idle < decode and row["predicted_speedup"]["value"] == pytest.approx(decode / (decode + idle))
+    assert 0 < idle < decode and row.predicted_speedup.value == pytest.approx(decode / (decode + idle))
     assert error_summary([row]) == {"cases": 0}  # no draft tokens: no case of the prediction
 
 

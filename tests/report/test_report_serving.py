@@ -12,9 +12,9 @@ import pytest
 from archsearch import report
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
-from archsearch.report.serving import error_shares, read_terms
 from archsearch.runs.run import Run, open_run
-from archsearch.speedup import RoundTerms, error_by_term
+from archsearch.runs.terms import TermErrors
+from archsearch.speedup import RoundTerms
 from tests.report.test_report import Page, make_run, page_of
 
 
@@ -37,8 +37,7 @@ def run_of(folders, tmp_path):
 
 def terms_of(predicted: dict[str, float], measured: dict[str, float]) -> dict[str, dict[str, float]]:
     """error_by_term as pipeline.confirm writes it."""
-    logs = asdict(error_by_term(RoundTerms(**predicted), RoundTerms(**measured)))
-    return {name: {"predicted": predicted[name], "measured": measured[name], "log_error": logs[name]} for name in logs}
+    return TermErrors.between(RoundTerms(**predicted), RoundTerms(**measured)).to_dict()
 
 
 PREDICTED = {"tau": 2.4, "decode_s": 0.040, "draft_s": 0.010, "verify_s": 0.050, "overhead_s": 0.002}
@@ -114,7 +113,7 @@ def test_terms_the_engine_told_are_shown_with_what_each_brings(run_of):
     assert untold not in text and "measured draft, verify, overhead are medians over whole rounds" in text
     assert "12.30 measured" in text and "45.60 measured" in text and "3.70 measured" in text
     section = text[text.index("part of the speed-up's error") :]
-    shares = error_shares(read_terms(run.confirmed(1)["error_by_term"]), 0.031)
+    shares = TermErrors.from_dict(run.confirmed(1)["error_by_term"]).shares(0.031)
     assert sum(shares.values()) == pytest.approx(0.031, abs=1e-12)
     for name, share in shares.items():
         assert f"{share:+.1%}" in section, name
@@ -126,12 +125,12 @@ def test_terms_the_engine_told_are_shown_with_what_each_brings(run_of):
 
 
 def test_shares_of_the_error_add_up_and_keep_their_signs():
-    terms = read_terms(terms_of(PREDICTED, MEASURED))
-    exact = math.expm1(math.fsum(term.log_error for term in terms.values()))
-    shares = error_shares(terms, exact)
+    terms = TermErrors.from_dict(terms_of(PREDICTED, MEASURED))
+    exact = math.expm1(math.fsum(asdict(terms.log_error).values()))
+    shares = terms.shares(exact)
     assert shares["rest"] == pytest.approx(0.0, abs=1e-12) and math.fsum(shares.values()) == pytest.approx(exact)
     assert shares["tau"] > 0 and shares["decode_s"] < 0 and shares["draft_s"] > 0 and shares["verify_s"] < 0
-    assert math.fsum(error_shares(terms, 0.0).values()) == pytest.approx(0.0, abs=1e-12)
+    assert math.fsum(terms.shares(0.0).values()) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_shape_measured_before_training_is_told_and_not_called_confirmed(run_of):

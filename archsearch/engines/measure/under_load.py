@@ -11,11 +11,12 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling
+from archsearch.engines.measure.load_result import LoadResult, ScheduleVerdict
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import START_STD
@@ -42,40 +43,54 @@ class Variant:
         return gamma_at(self.schedule, batch, self.gamma)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """One variant at one concurrency.
+Results = dict[tuple[str, int], LoadResult]
+"""By (variant name, concurrency)."""
 
-    `speedup`: median over repeats of (tokens/s of this variant / of the target alone in the same repeat), std and 5-95 %
-    `speedup_interval` by bootstrap over repeats; None for the target alone. `tokens_per_s`: median over repeats, all requests
-    together. `tau`: tokens per round and request, over the rounds that were timed; `accepted_by_position`: unconditional, whole
-    rounds. `step_s`, `target_s`, `draft_s`, `rest_s`: median seconds of a step, of the target's pass, of all passes of the draft,
-    and of what is neither; None where the engine does not tell. `batch_steps`: steps timed. `repeats_s`: seconds per token of
-    each repeat.
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What is run: every variant at every concurrency, `repeats` times; the target alone is added where it is missing.
+
+    A repeat gives each engine `per_request` groups of prompts, one group after the other, each as large as what is in flight: the
+    next ones of `prompts` each time and the same ones to every variant. `apart`: one engine at a time is alive (their weights do
+    not fit together); each repeat then starts it anew. `seed`: of the bootstrap.
     """
 
-    variant: str
-    concurrency: int
-    gamma: int
-    engine_version: str
-    repeats: int
-    batch_steps: int
-    tokens_per_s: float
-    tau: float
-    alpha: float | None
-    accepted_by_position: tuple[float, ...]
-    speedup: Estimate | None
-    speedup_interval: tuple[float, float] | None
-    step_s: float
-    target_s: float | None
-    draft_s: float | None
-    rest_s: float | None
-    repeats_s: tuple[float, ...]
+    target: ModelSource
+    variants: Sequence[Variant]
+    prompts: Sequence[EnginePrompt]
+    concurrencies: Sequence[int]
+    sampling: Sampling
+    repeats: int = 5
+    per_request: int = 1
+    apart: bool = False
+    seed: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        data = dataclasses.asdict(self)
-        data["speedup"] = self.speedup.to_dict() if self.speedup else None
-        return data
+    def __post_init__(self) -> None:
+        if not self.prompts or not self.concurrencies or self.repeats < 1:
+            raise ArchsearchError("nothing to measure: give prompts, concurrencies and at least one repeat")
+        if all(variant.draft is not None for variant in self.variants):
+            object.__setattr__(self, "variants", [Variant(ALONE), *self.variants])
+
+    @property
+    def alone(self) -> str:
+        """The name of the target alone."""
+        return next(variant.name for variant in self.variants if variant.draft is None)
+
+    def order(self, repeat: int) -> list[tuple[Variant, int]]:
+        """Variants and concurrencies of one repeat; reversed every other time, so that drift of the machine hits all alike."""
+        cases = [(variant, number) for number in self.concurrencies for variant in self.variants]
+        if self.apart:
+            cases.sort(key=lambda case: self.variants.index(case[0]))
+        return cases if repeat % 2 == 0 else cases[::-1]
+
+    def groups(self, repeat: int) -> dict[int, list[list[EnginePrompt]]]:
+        """The groups of prompts of one repeat, by concurrency."""
+        position, groups = repeat * self.per_request * sum(self.concurrencies), {}
+        for number in self.concurrencies:
+            groups[number] = [_next(self.prompts, position + number * i, number) for i in range(self.per_request)]
+            position += number * self.per_request
+        return groups
 
 
 @dataclass
@@ -88,103 +103,82 @@ class _Seen:
     version: str = ""
 
 
-def measure_load(
-    make_engine: Callable[[Variant], Engine],
-    target: ModelSource,
-    variants: Sequence[Variant],
-    prompts: Sequence[EnginePrompt],
-    concurrencies: Sequence[int],
-    sampling: Sampling,
-    *,
-    repeats: int = 5,
-    per_request: int = 1,
-    apart: bool = False,
-    progress: Progress | None = None,
-    seed: int = 0,
-) -> dict[tuple[str, int], LoadResult]:
-    """Every variant at every concurrency; the target alone is added where it is missing. Keys: (variant name, concurrency).
+class _Engines:
+    """The engines of a plan, each started when it is first needed; where they stand apart, the others are stopped before."""
 
-    A repeat gives each engine `per_request` groups of prompts, one group after the other, each as large as what is in flight: the
-    next ones of `prompts` each time and the same ones to every variant. `apart`: one engine at a time is alive (their weights do
-    not fit together); each repeat then starts it anew. Raises ArchsearchError for
-    nothing to measure, RunFailed where no step at full batch was seen or an engine fails; its `results` are then those of the
-    repeats that were whole.
-    """
-    if not prompts or not concurrencies or repeats < 1:
-        raise ArchsearchError("nothing to measure: give prompts, concurrencies and at least one repeat")
-    if all(variant.draft is not None for variant in variants):
-        variants = [Variant(ALONE), *variants]
-    seen = {(variant.name, number): _Seen() for variant in variants for number in concurrencies}
-    engines: dict[str, Engine] = {}
-    planned, done = len(variants) * (1 + repeats * len(concurrencies)), 0.0
+    def __init__(self, make_engine: Callable[[Variant], Engine], plan: LoadPlan) -> None:
+        self.make_engine, self.plan = make_engine, plan
+        self.alive: dict[str, Engine] = {}
 
-    def tell(what: str, more: float = 1.0) -> None:
+    def ready(self, variant: Variant) -> Engine:
+        """The engine of a variant, started and warm."""
+        if variant.name not in self.alive:
+            if self.plan.apart:
+                self.stop()
+            engine = self.alive[variant.name] = self.make_engine(variant)
+            engine.start(self.plan.target, variant.draft, variant.gamma, synthetic=variant.synthetic, schedule=variant.schedule)
+            sampling = self.plan.sampling
+            warm_up = dataclasses.replace(sampling, max_new_tokens=min(_WARM_UP_TOKENS, sampling.max_new_tokens))
+            engine.generate(_next(self.plan.prompts, 0, max(self.plan.concurrencies)), warm_up)
+        return self.alive[variant.name]
+
+    def stop(self) -> None:
+        for engine in self.alive.values():
+            engine.stop()
+        self.alive.clear()
+
+
+def measure_load(make_engine: Callable[[Variant], Engine], plan: LoadPlan, progress: Progress | None = None) -> Results:
+    """Every variant at every concurrency. Raises RunFailed where no step at full batch was seen or an engine fails; its `results`
+    are then those of the repeats that were whole."""
+    seen = {(variant.name, number): _Seen() for variant in plan.variants for number in plan.concurrencies}
+    engines = _Engines(make_engine, plan)
+    planned, done = float(len(plan.variants) * (1 + plan.repeats * len(plan.concurrencies))), 0.0
+
+    def tell(what: str) -> None:
         nonlocal done
-        done += more
+        done += 1.0
         if progress is not None:
             progress(what, done, planned)
 
-    def ready(variant: Variant) -> Engine:
-        if variant.name not in engines:
-            if apart:
-                for other in engines.values():
-                    other.stop()
-                engines.clear()
-            engine = engines[variant.name] = make_engine(variant)
-            engine.start(target, variant.draft, variant.gamma, synthetic=variant.synthetic, schedule=variant.schedule)
-            warm_up = dataclasses.replace(sampling, max_new_tokens=min(_WARM_UP_TOKENS, sampling.max_new_tokens))
-            engine.generate(_next(prompts, 0, max(concurrencies)), warm_up)
-        return engines[variant.name]
-
     try:
-        for variant in variants if not apart else ():
-            ready(variant)
+        for variant in plan.variants if not plan.apart else ():
+            engines.ready(variant)
             tell(f"start {variant.name}")
-        position = 0
-        for repeat in range(repeats):
-            settings = dataclasses.replace(sampling, seed=sampling.seed + repeat)
-            groups: dict[int, list[list[EnginePrompt]]] = {}
-            for number in concurrencies:
-                groups[number] = [_next(prompts, position + number * i, number) for i in range(per_request)]
-                position += number * per_request
-            cases = [(variant, number) for number in concurrencies for variant in variants]
-            if apart:
-                cases.sort(key=lambda case: variants.index(case[0]))
-            for variant, number in cases if repeat % 2 == 0 else reversed(cases):
-                engine = ready(variant)
-                calls = []
-                for group in groups[number]:  # all at once would be in flight together wherever the engine has room for more
-                    results = engine.generate(group, settings)
-                    calls.append((engine.steps(), results))
-                seen[variant.name, number].version = engine.version
-                _note(seen[variant.name, number], calls, number)
-                tell(f"repeat {repeat + 1}/{repeats}, {number} in flight, {variant.name}")
-        return _results(variants, concurrencies, seen, seed)
+        for repeat in range(plan.repeats):
+            groups = plan.groups(repeat)
+            settings = dataclasses.replace(plan.sampling, seed=plan.sampling.seed + repeat)
+            for variant, number in plan.order(repeat):
+                _run_groups(engines.ready(variant), groups[number], settings, seen[variant.name, number])
+                tell(f"repeat {repeat + 1}/{plan.repeats}, {number} in flight, {variant.name}")
+        return _results(plan, seen)
     except RunFailed as error:
         whole = min(len(entry.token_s) for entry in seen.values())
         if whole:
             for entry in seen.values():
                 del entry.token_s[whole:]
-            error.results = _results(variants, concurrencies, seen, seed)
+            error.results = _results(plan, seen)
         raise
     finally:
-        for engine in engines.values():
-            engine.stop()
+        engines.stop()
 
 
-def _results(
-    variants: Sequence[Variant], concurrencies: Sequence[int], seen: dict[tuple[str, int], _Seen], seed: int
-) -> dict[tuple[str, int], LoadResult]:
-    alone = _alone(variants)
+def _run_groups(engine: Engine, groups: Sequence[list[EnginePrompt]], sampling: Sampling, seen: _Seen) -> None:
+    """One variant's share of a repeat at one concurrency."""
+    calls = []
+    for group in groups:  # all at once would be in flight together wherever the engine has room for more
+        results = engine.generate(group, sampling)
+        calls.append((engine.steps(), results))
+    seen.version = engine.version
+    _note(seen, calls, len(groups[0]))
+
+
+def _results(plan: LoadPlan, seen: dict[tuple[str, int], _Seen]) -> Results:
     return {
-        (variant.name, number): _result(variant, number, seen[variant.name, number], seen[alone, number], seed)
-        for variant in variants
-        for number in concurrencies
+        (variant.name, number): _result(variant, number, seen[variant.name, number], seen[plan.alone, number], plan.seed)
+        for variant in plan.variants
+        for number in plan.concurrencies
     }
-
-
-def _alone(variants: Sequence[Variant]) -> str:
-    return next(variant.name for variant in variants if variant.draft is None)
 
 
 def _next(prompts: Sequence[EnginePrompt], start: int, count: int) -> list[EnginePrompt]:
@@ -275,11 +269,12 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def schedule_verdict(
-    results: dict[tuple[str, int], LoadResult], schedule: str, fixed: Sequence[str], concurrencies: Sequence[int]
-) -> list[dict[str, Any]]:
-    """For each concurrency: the schedule's speed-up, the best of always off (1.0) and every fixed gamma, and `holds`: it is
-    not shown to be worse, which is less than being as good: it may lose up to `margin`, two std of the difference, unseen.
-    Each setting is a process of its own, so START_STD is in it: the same gamma in two starts differs by that much."""
+    results: Results, schedule: str, fixed: Sequence[str], concurrencies: Sequence[int]
+) -> list[ScheduleVerdict]:
+    """For each concurrency the schedule against the best of always off (1.0) and every fixed gamma.
+
+    Each setting is a process of its own, so START_STD is in the margin: the same gamma in two starts differs by that much.
+    """
     rows = []
     for number in concurrencies:
         own = results[schedule, number].speedup
@@ -292,23 +287,13 @@ def schedule_verdict(
         best = max(others, key=lambda name: others[name].value)
         starts = START_STD * own.value * (1.0 if best == "off" else 2.0**0.5)
         noise = (own.std**2 + others[best].std ** 2 + starts**2) ** 0.5
-        rows.append(
-            {
-                "concurrency": number,
-                "gamma": results[schedule, number].gamma,
-                "speedup": own.to_dict(),
-                "best_other": best,
-                "best_other_speedup": others[best].to_dict(),
-                "margin": 2.0 * noise,
-                "holds": own.value >= others[best].value - 2.0 * noise,
-            }
-        )
+        holds = own.value >= others[best].value - 2.0 * noise
+        gamma = results[schedule, number].gamma
+        rows.append(ScheduleVerdict(number, gamma, own, best, others[best], 2.0 * noise, holds))
     return rows
 
 
-def overall_speedups(
-    results: dict[tuple[str, int], LoadResult], names: Sequence[str], concurrencies: Sequence[int]
-) -> dict[str, float]:
+def overall_speedups(results: Results, names: Sequence[str], concurrencies: Sequence[int]) -> dict[str, float]:
     """The geometric mean of each variant's speed-up over the concurrencies, and `off` = 1: one setting for all loads."""
     means = {"off": 1.0}
     for name in names:

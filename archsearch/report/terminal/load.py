@@ -3,64 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
+from archsearch.runs.terms import TERMS, TermErrors
 
 
-def load_text(result: dict[str, Any], run: Path, rank: int) -> str:
+def load_text(result: LoadRecord, run: Path, rank: int) -> str:
     """What `confirm` under load says."""
-    rows = []
-    for row in result["rows"]:
-        predicted, error = row["predicted_speedup"], row["relative_error"]
-        rows.append(
-            (
-                str(row["concurrency"]),
-                row["variant"],
-                f"{row['tau']:.2f}",
-                f"{row['baseline_tokens_per_s']:.1f}",
-                f"{row['tokens_per_s']:.1f}",
-                plus_minus(row["speedup"]),
-                plus_minus(predicted) if row["gamma"] else "off",
-                "" if error is None else f"{100 * error:+.1f}",
-                _biggest_share(row["error_by_term"]),
-            )
-        )
-    how = "synthetic acceptance at the predicted rates" if result["synthetic"] else "real drafts"
     header = (
         "in flight", "variant", "tau", "alone tok/s", "with draft", "speed-up", "predicted", "error %", "error by term, %"
     )  # fmt: skip
+    how = "synthetic acceptance at the predicted rates" if result.synthetic else "real drafts"
     lines = [
-        f"{result['engine']} {result['engine_version']}, {result['dtype']}, {how}, draft {result['architecture']}, "
-        f"{result['repeats']} interleaved repeats, {human_time(result['seconds'])}.",
-        f"Predicted from {result['latency']}.",
+        f"{result.engine} {result.engine_version}, {result.dtype}, {how}, draft {result.architecture}, "
+        f"{result.repeats} interleaved repeats, {human_time(result.seconds)}.",
+        f"Predicted from {result.latency}.",
         "",
-        table(rows, header),
+        table([_cells(row) for row in result.rows], header),
         "",
     ]
-    summary = result["summary"]
+    summary = result.summary
     if summary["cases"]:
         lines.append(
             f"Predicted against measured: {summary['cases']} {'case' if summary['cases'] == 1 else 'cases'}, median error "
             f"{summary['median_absolute_error']:.1%}, {summary['within_10_percent']:.0%} within 10 %."
         )
-    if "schedule" in result:
-        lines.append(f"Schedule (first batch size, last, gamma): {', '.join(map(str, result['schedule']['ranges']))}.")
-        for row in result["schedule"]["verdict"]:
-            verdict = f"not shown to be worse (it may lose up to {row['margin']:.2f}x unseen)" if row["holds"] else "WORSE"
-            other = "always off" if row["best_other"] == "off" else f"fixed {row['best_other']}"
-            lines.append(
-                f"  {row['concurrency']} in flight: schedule {plus_minus(row['speedup'])} (gamma {row['gamma']}), best other "
-                f"{plus_minus(row['best_other_speedup'])} ({other}): {verdict}."
-            )
-        overall = sorted(result["schedule"]["overall"].items(), key=lambda item: -item[1])
-        lines.append(f"Over these loads (geometric mean): {', '.join(f'{name} {value:.2f}' for name, value in overall)}.")
-    if result.get("slowdown") is not None:
+    lines += _schedule_lines(result.schedule) if result.schedule is not None else []
+    if result.slowdown is not None:
         lines.append(
-            f"The machine ran {result['slowdown']:.2f} times slower than the profile's reference; that is taken out of the terms."
+            f"The machine ran {result.slowdown:.2f} times slower than the profile's reference; that is taken out of the terms."
         )
-    if result["synthetic"]:
+    if result.synthetic:
         lines.append("The text is not the target's: times are real, acceptance is what was predicted.")
         lines += ["", f"Next: archsearch train {run} --rank {rank} --budget 30m"]
     else:
@@ -68,10 +44,42 @@ def load_text(result: dict[str, Any], run: Path, rank: int) -> str:
     return "\n".join(lines)
 
 
-def _biggest_share(terms: dict[str, Any] | None) -> str:
+def _cells(row: LoadRow) -> tuple[str, ...]:
+    return (
+        str(row.concurrency),
+        row.variant,
+        f"{row.measured.tau:.2f}",
+        f"{row.baseline_tokens_per_s:.1f}",
+        f"{row.measured.tokens_per_s:.1f}",
+        _estimate(row.speedup),
+        _estimate(row.predicted_speedup) if row.gamma else "off",
+        "" if row.relative_error is None else f"{100 * row.relative_error:+.1f}",
+        _biggest_share(row.error_by_term),
+    )
+
+
+def _schedule_lines(schedule: ScheduleRun) -> list[str]:
+    """The schedule that ran, against the best other setting at each concurrency and over all of them."""
+    lines = [f"Schedule (first batch size, last, gamma): {', '.join(str(list(entry)) for entry in schedule.ranges)}."]
+    for row in schedule.verdict:
+        lost = "" if row.margin is None else f" (it may lose up to {row.margin:.2f}x unseen)"
+        other = "always off" if row.best_other == "off" else f"fixed {row.best_other}"
+        lines.append(
+            f"  {row.concurrency} in flight: schedule {_estimate(row.speedup)} (gamma {row.gamma}), best other "
+            f"{_estimate(row.best_other_speedup)} ({other}): {f'not shown to be worse{lost}' if row.holds else 'WORSE'}."
+        )
+    overall = sorted(schedule.overall.items(), key=lambda item: -item[1])
+    return [*lines, f"Over these loads (geometric mean): {', '.join(f'{name} {value:.2f}' for name, value in overall)}."]
+
+
+def _estimate(value: Estimate | None) -> str:
+    return plus_minus(None if value is None else value.to_dict())
+
+
+def _biggest_share(terms: TermErrors | None) -> str:
     """The terms that bring at least a percent of the error, largest first: `draft +3.1, verify -1.2`."""
     if terms is None:
         return ""
-    names = {"tau": "tau", "decode_s": "decode", "draft_s": "draft", "verify_s": "verify", "overhead_s": "overhead"}
-    shares = sorted(((abs(value["log_error"]), name) for name, value in terms.items()), reverse=True)
-    return ", ".join(f"{names[name]} {100 * terms[name]['log_error']:+.1f}" for size, name in shares if size >= 0.01)
+    errors = {name.removesuffix("_s"): getattr(terms.log_error, name) for name in TERMS}
+    largest = sorted(errors, key=lambda name: -abs(errors[name]))
+    return ", ".join(f"{name} {100 * errors[name]:+.1f}" for name in largest if abs(errors[name]) >= 0.01)

@@ -1,4 +1,4 @@
-"""measure_load() on an engine whose times are made up: full batches, drift, queues, schedules, what cannot be measured."""
+"""measured() on an engine whose times are made up: full batches, drift, queues, schedules, what cannot be measured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from archsearch.engines.engine import EnginePrompt, EngineStep, Sampling
 from archsearch.engines.measure.under_load import (
+    LoadPlan,
     LoadResult,
     Variant,
     full_steps,
@@ -25,6 +26,11 @@ SAMPLING = Sampling(max_new_tokens=200, ignore_end=True)
 RATES = (0.8, 0.5, 0.2)
 
 
+def measured(make, target, variants, prompts, concurrencies, sampling, progress=None, **changes):  # noqa: ANN001, ANN003, ANN201
+    """What a plan came to."""
+    return measure_load(make, LoadPlan(target, variants, prompts, concurrencies, sampling, **changes), progress)
+
+
 def round_s(batch: int, gamma: int) -> float:
     draft = gamma * 1e-3 + 0.2e-3 * batch * (gamma + 2 + gamma - 1)
     return 10e-3 + 1e-3 * batch * (gamma + 1) + draft + 2e-3 + 0.3e-3 * gamma
@@ -37,7 +43,7 @@ def plain_s(batch: int) -> float:
 @pytest.mark.parametrize("drift", [0.0, 0.01])
 def test_figures_at_every_concurrency(drift: float) -> None:
     seen: list[tuple[str, float, float]] = []
-    results = measure_load(
+    results = measured(
         lambda variant: MadeUpEngine(drift=drift),
         "target",
         [Variant("gamma 3", "draft", 3, RATES)],
@@ -95,7 +101,7 @@ def test_one_engine_at_a_time_where_memory_is_short() -> None:
         alive.append(sum(engine.log[-1:] != ["stop"] for engine in engines))
         return engines[-1]
 
-    results = measure_load(
+    results = measured(
         make, "target", [Variant("gamma 2", "draft", 2, (0.5, 0.5))], PROMPTS, [1, 2], SAMPLING, repeats=3, apart=True
     )
     assert max(alive) == 1 and all(engine.log[-1] == "stop" for engine in engines)
@@ -110,12 +116,12 @@ def test_engines_are_stopped_when_something_fails() -> None:
         return engines[-1]
 
     with pytest.raises(ArchsearchError, match="rates"):
-        measure_load(make, "target", [Variant("gamma 2", "draft", 2, (0.5, 0.6))], PROMPTS, [1], SAMPLING)
+        measured(make, "target", [Variant("gamma 2", "draft", 2, (0.5, 0.6))], PROMPTS, [1], SAMPLING)
     assert engines and all(engine.log[-1] == "stop" for engine in engines)
 
 
 def test_an_engine_that_tells_nothing_is_timed_by_whole_requests() -> None:
-    results = measure_load(
+    results = measured(
         lambda variant: MadeUpEngine(tells_steps=False),
         "target",
         [Variant("gamma 3", "draft", 3, RATES)],
@@ -130,27 +136,27 @@ def test_an_engine_that_tells_nothing_is_timed_by_whole_requests() -> None:
 
 def test_what_cannot_be_measured_is_said() -> None:
     with pytest.raises(ArchsearchError, match="nothing to measure"):
-        measure_load(lambda variant: MadeUpEngine(), "target", [], PROMPTS, [], SAMPLING)
+        measured(lambda variant: MadeUpEngine(), "target", [], PROMPTS, [], SAMPLING)
     with pytest.raises(RunFailed, match="no step with all 4 requests"):
-        measure_load(lambda variant: MadeUpEngine(), "target", [], PROMPTS, [4], Sampling(max_new_tokens=2, ignore_end=True))
+        measured(lambda variant: MadeUpEngine(), "target", [], PROMPTS, [4], Sampling(max_new_tokens=2, ignore_end=True))
 
 
 def test_a_schedule_beats_off_and_every_fixed_gamma() -> None:
     rates = (0.95, 0.9, 0.85)  # gamma 3 pays with few requests, none with many
     variants = [Variant("gamma 1", "d", 1, rates[:1]), Variant("gamma 3", "d", 3, rates)]
     variants.append(Variant("schedule", "d", 3, rates, ((1, 8, 3), (9, 32, 0))))
-    results = measure_load(lambda variant: MadeUpEngine(), "t", variants, PROMPTS, [1, 32], SAMPLING, repeats=7)
+    results = measured(lambda variant: MadeUpEngine(), "t", variants, PROMPTS, [1, 32], SAMPLING, repeats=7)
     assert results["schedule", 1].gamma == 3 and results["schedule", 32].gamma == 0
     verdict = schedule_verdict(results, "schedule", ["gamma 1", "gamma 3"], [1, 32])
-    assert [row["gamma"] for row in verdict] == [3, 0] and all(row["holds"] for row in verdict)
+    assert [row.gamma for row in verdict] == [3, 0] and all(row.holds for row in verdict)
     overall = overall_speedups(results, ["schedule", "gamma 1", "gamma 3"], [1, 32])
     assert max(overall, key=overall.__getitem__) == "schedule" and overall["off"] == 1.0
     one, many = (results["schedule", number].speedup for number in (1, 32))
     assert one is not None and many is not None and overall["schedule"] == pytest.approx((one.value * many.value) ** 0.5)
     wrong = Variant("schedule", "d", 3, rates, ((1, 8, 1), (9, 32, 3)))
-    results = measure_load(lambda variant: MadeUpEngine(), "t", [*variants[:2], wrong], PROMPTS, [1, 32], SAMPLING, repeats=7)
+    results = measured(lambda variant: MadeUpEngine(), "t", [*variants[:2], wrong], PROMPTS, [1, 32], SAMPLING, repeats=7)
     verdict = schedule_verdict(results, "schedule", ["gamma 1", "gamma 3"], [1, 32])
-    assert not verdict[0]["holds"] and verdict[0]["best_other"] == "gamma 3"
+    assert not verdict[0].holds and verdict[0].best_other == "gamma 3"
 
 
 def test_a_schedule_that_is_not_shown_to_be_worse_may_be_worse_within_a_stated_margin() -> None:
@@ -158,13 +164,11 @@ def test_a_schedule_that_is_not_shown_to_be_worse_may_be_worse_within_a_stated_m
         speedup = Estimate(value, 0.0, "measured")
         return replace(template, speedup=speedup)
 
-    template = next(
-        iter(measure_load(lambda variant: MadeUpEngine(), "t", [Variant("x", "d", 1)], PROMPTS, [1], SAMPLING).values())
-    )
+    template = next(iter(measured(lambda variant: MadeUpEngine(), "t", [Variant("x", "d", 1)], PROMPTS, [1], SAMPLING).values()))
     for lost, holds in ((0.07, True), (0.09, False)):
         results = {("schedule", 1): result(2.0 * (1.0 - lost)), ("gamma 1", 1): result(2.0)}
         row = schedule_verdict(results, "schedule", ["gamma 1"], [1])[0]
-        assert row["holds"] is holds and 0.07 < row["margin"] / 2.0 < 0.09
+        assert row.holds is holds and 0.07 < (row.margin or 0.0) / 2.0 < 0.09
 
 
 def test_ranges_out_of_points() -> None:
@@ -186,11 +190,11 @@ class DiesLater(MadeUpEngine):
 
 def test_whole_repeats_before_a_failure_are_kept() -> None:
     with pytest.raises(RunFailed, match="signal 9") as caught:
-        measure_load(
+        measured(
             lambda variant: DiesLater(), "target", [Variant("gamma 3", "draft", 3, RATES)], PROMPTS, [1], SAMPLING, repeats=5
         )
     kept = caught.value.results
     assert kept["gamma 3", 1].repeats == kept["alone", 1].repeats == 3
     with pytest.raises(RunFailed) as caught:
-        measure_load(lambda variant: MadeUpEngine(), "target", [], PROMPTS, [4], Sampling(max_new_tokens=2, ignore_end=True))
+        measured(lambda variant: MadeUpEngine(), "target", [], PROMPTS, [4], Sampling(max_new_tokens=2, ignore_end=True))
     assert caught.value.results is None
