@@ -70,11 +70,12 @@ h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
 .answer p { margin: .35rem 0; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .32rem .9rem .32rem 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap;
-  vertical-align: top; }
-th { color: var(--soft); font-weight: 600; vertical-align: bottom; white-space: normal; }
+th, td { padding: .32rem .9rem .32rem 0; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+td span { white-space: nowrap; }
+td.text:has(small) { min-width: 11rem; }
 th.text, td.text { text-align: left; }
-td.wrap { white-space: normal; overflow-wrap: anywhere; max-width: 46rem; }
+td.wrap { overflow-wrap: anywhere; max-width: 46rem; }
 td small { color: var(--soft); display: block; font-size: .75rem; }
 tr.lead td { font-weight: 600; } tr.lead td small { font-weight: 400; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.4rem; }

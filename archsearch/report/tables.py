@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,9 @@ class Cell:
         kind = " ".join(name for name, on in (("text", self.left), ("wrap", self.wrap)) if on)
         below = f"<small>{html.escape(self.below)}</small>" if self.below else ""
         opening = f'<td class="{kind}">' if kind else "<td>"
-        return f"{opening}{html.escape(self.text)}{below}</td>"
+        # Where a column must be narrow, a value and its std take two lines, each whole.
+        text = re.sub(r"(?<= )(± \S+)", r"<span>\1</span>", html.escape(self.text))
+        return f"{opening}{text}{below}</td>"
 
 
 def text_cell(value: Any, below: str = "", wrap: bool = False) -> Cell:

@@ -372,3 +372,12 @@ def test_nothing_heavy_is_imported_with_the_module():
     code = "import sys, archsearch.report; print(*[m for m in ('matplotlib', 'torch', 'pandas', 'optuna') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+def test_a_wide_table_wraps_between_a_value_and_its_std(tmp_path):
+    run = make_run(tmp_path, "confirmed", trials=12)
+    page = report.write_html(run).read_text()
+    score = run.score(1)
+    assert f"{score.speedup.value:.2f}x <span>± {score.speedup.std:.2f}</span>" in page
+    assert "white-space: nowrap" in page and "vertical-align: top; white-space" not in page
+    assert page.count("nowrap") == 1  # of that span alone: no cell keeps a table wider than the page
