@@ -80,6 +80,7 @@ def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, s
     ]
     if confirmed and not confirmed[0]["undecided"] and confirmed[0]["speedup_interval"][1] < 1:
         rows.insert(1, "Speculation does not pay here with this much training.")
+    rows[1:1] = [f"Note: {note}." for note in found["notes"]]
     return "\n".join(rows)
 
 

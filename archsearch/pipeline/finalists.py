@@ -26,6 +26,7 @@ PROBE_TOKENS: Final = 4_000  # to learn how fast each draft trains; they count a
 PROBE_SHARE: Final = 0.05  # of the training time, at most, for each of these
 SAME_TOKENS: Final = 0.02  # apart by less than this share, two trainings count as equally long
 LEAST_TRAINING_S: Final = 0.5
+LEAST_SEEN: Final = 0.5  # of the tokens that were foreseen: with less, a training does not show what its shape can do
 
 
 class Trainer(Protocol):
@@ -75,6 +76,21 @@ def train_alike(
     return drafts
 
 
+def foreseen_tokens(level: int, longer_s: float, speeds: Sequence[float]) -> tuple[int, ...]:
+    """The tokens that each draft would end at if it were the best one: `level` of all alike, then `longer_s` seconds alone."""
+    return tuple(level + int(longer_s * speed) for speed in speeds)
+
+
+def not_judged(draft: TrainedDraft, foreseen: int) -> str:
+    """Why the best draft's figures decide nothing about its shape; "" where they do. `foreseen`: at the speed measured first."""
+    if not draft.tokens or draft.tokens >= LEAST_SEEN * foreseen:
+        return ""
+    return (
+        f"could not judge {draft.architecture.label()}: it was trained on {draft.tokens} tokens of the {foreseen} that its plan "
+        "foresaw, because the machine was busy; go on with the same --run and a larger --time-budget when the machine is quiet"
+    )
+
+
 def best_of(drafts: Sequence[TrainedDraft], scorer: Scorer) -> int:
     """The index of the draft with the largest speed-up, compared on equal tokens.
 
@@ -101,7 +117,7 @@ def _score_at(draft: TrainedDraft, tokens: int, scorer: Scorer) -> Score:
 
 def train_finalists(session: SearchSession, trainer: Trainer, ranked: Sequence[Score]) -> list[TrainedDraft]:
     """The prior's best `finalists`, trained without short trainings before them. What is finished is used again when the run is
-    continued; the choices are in the run's finalists.json."""
+    continued; the choices, and notes on what could not be judged, are in the run's finalists.json."""
     request = session.request
     path = session.run.path / "finalists.json"
     state: dict[str, Any] = read_json(path, "finalists") if path.exists() else {}
@@ -123,7 +139,9 @@ def train_finalists(session: SearchSession, trainer: Trainer, ranked: Sequence[S
             for shape in shapes
         ]
         all_s = max(ALL_SHARE * training_s - (training_s - left_s()), 0.0)
-        state["tokens"] = equal_tokens(all_s, [probe.tokens_per_s for probe in probes], [probe.tokens for probe in probes])
+        speeds = [probe.tokens_per_s for probe in probes]
+        state["tokens"] = equal_tokens(all_s, speeds, [probe.tokens for probe in probes])
+        state["foreseen"] = foreseen_tokens(state["tokens"], (1.0 - ALL_SHARE) * training_s, speeds)
         write_json(path, state)
     drafts = train_alike(trainer, shapes, state["tokens"], left_s, request.seed)
     if "longer" not in state:
@@ -132,4 +150,15 @@ def train_finalists(session: SearchSession, trainer: Trainer, ranked: Sequence[S
         write_json(path, state)
     best = state["longer"]["index"]
     drafts[best] = trainer.train(shapes[best], state["longer"]["seconds"], request.seed, "the best finalist")
+    why = not_judged(drafts[best], state["foreseen"][best]) if "foreseen" in state else ""
+    state["notes"] = [why] if why else []
+    if why:
+        say(why)
+    write_json(path, state)
     return drafts
+
+
+def finalist_notes(session: SearchSession) -> list[str]:
+    """What finalists.json notes; [] without one."""
+    path = session.run.path / "finalists.json"
+    return list(read_json(path, "finalists").get("notes", [])) if path.exists() else []

@@ -11,7 +11,7 @@ from archsearch.drafts.records import TrainedDraft
 from archsearch.files import write_json
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
-from archsearch.pipeline.finalists import train_finalists
+from archsearch.pipeline.finalists import finalist_notes, train_finalists
 from archsearch.pipeline.session import TEXT_SHARE, SearchRequest, SearchSession
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.runs.run import RUNGS_FILE
@@ -48,7 +48,7 @@ def search(request: SearchRequest) -> dict[str, Any]:
     ranked = [score.with_rank(rank) for rank, score in enumerate(ranked[: max(request.top, len(trained))], start=1)]
     write_best(session, ranked, {draft.architecture: draft for draft in trained})
     confirmed = [confirm_rank(session, rank, shop=shop) for rank in range(1, min(request.confirm, len(trained)) + 1)]
-    return outcome(session, result, ranked, confirmed)
+    return outcome(session, result, ranked, confirmed) | {"notes": finalist_notes(session) if trained else []}
 
 
 def rung_zero(session: SearchSession) -> study.SearchResult:

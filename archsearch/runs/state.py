@@ -124,7 +124,8 @@ class FinalistsEntry:
     """Who is trained in full, until `ends_at_s` of the climb's clock.
 
     `predicted`: their scores before; `tokens`: that all of them reach, None for a single one or before the speed is known;
-    `longer`: None before all have been trained alike.
+    `longer`: None before all have been trained alike; `foreseen`: tokens that each would end at as the best one, at the speed
+    measured by then.
     """
 
     shapes: tuple[Architecture, ...]
@@ -132,6 +133,7 @@ class FinalistsEntry:
     predicted: tuple[Score, ...]
     tokens: int | None = None
     longer: Longer | None = None
+    foreseen: tuple[int, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {
@@ -140,7 +142,8 @@ class FinalistsEntry:
             "predicted": [score.to_dict() for score in self.predicted],
             "longer": None if self.longer is None else asdict(self.longer),
         }
-        return entry if self.tokens is None else entry | {"tokens": self.tokens}
+        optional = {"tokens": self.tokens, "foreseen": None if self.foreseen is None else list(self.foreseen)}
+        return entry | {name: value for name, value in optional.items() if value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -152,6 +155,7 @@ class FinalistsEntry:
             tuple(Score.from_dict(score) for score in data["predicted"]),
             data.get("tokens"),
             None if longer is None else Longer(**longer),
+            tuple(data["foreseen"]) if "foreseen" in data else None,
         )
 
 

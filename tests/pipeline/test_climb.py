@@ -281,3 +281,14 @@ def test_a_supernet_that_is_asked_for_ranks_first_and_is_judged(tmp_path: Path, 
     wide.pool = {arch.replace(hidden_size=1152, num_attention_heads=9, num_key_value_heads=9): None for arch in wide.pool}
     with pytest.raises(ArchsearchError, match="use --alpha distilled"):
         wide.climb()
+
+
+@pytest.mark.parametrize("speed", [SPEED, SPEED / 20])
+def test_a_climb_whose_full_training_fell_far_behind_its_plan_says_that_it_could_not_judge(
+    tmp_path: Path, clock: Clock, speed: float
+) -> None:
+    ascent = make(tmp_path, clock, speed=speed)  # the short trainings run at SPEED
+    ascent.climb()
+    found = [note for note in ascent.state.notes if note.startswith("could not judge")]
+    assert len(found) == (speed < SPEED)
+    assert json.loads((tmp_path / "rungs.json").read_text())["notes"] == ascent.state.notes

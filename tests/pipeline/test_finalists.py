@@ -75,3 +75,18 @@ def test_tokens_are_shared_so_that_all_end_level() -> None:
     assert finalists.equal_tokens(300.0, [1000.0, 1000.0, 500.0], [0, 0, 0]) == 75_000
     assert finalists.equal_tokens(10.0, [1000.0, 1000.0], [6_000, 0]) == 8_000
     assert finalists.equal_tokens(1.0, [1000.0, 1000.0], [50_000, 0]) == 55_000
+
+
+def test_a_draft_that_saw_less_than_half_of_what_was_foreseen_is_not_judged(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = session_in(tmp_path)
+    finalists.train_finalists(session, Shop(tmp_path / "quiet", clock), ranked(session.scorer))
+    assert finalists.finalist_notes(session) == []
+    (tmp_path / "busy").mkdir()
+    session = session_in(tmp_path / "busy")
+    shop = Shop(tmp_path / "busy", clock, slows=[SPEED / 8, SPEED / 8, SPEED / 8])
+    finalists.train_finalists(session, shop, ranked(session.scorer))
+    (note,) = finalists.finalist_notes(session)
+    assert note.startswith("could not judge") and "because the machine was busy" in note
+    assert capsys.readouterr().err.count(note) == 1

@@ -11,7 +11,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft
 from archsearch.files import read_json
 from archsearch.pipeline.climb.belief import slope
-from archsearch.pipeline.finalists import ALL_SHARE, best_of, equal_tokens, train_alike
+from archsearch.pipeline.finalists import ALL_SHARE, best_of, equal_tokens, foreseen_tokens, not_judged, train_alike
 from archsearch.progress import human_time, say
 from archsearch.runs.state import FinalistsEntry, Longer
 from archsearch.search import rungs
@@ -62,9 +62,13 @@ def _train(climb: Climb, entry: FinalistsEntry) -> list[TrainedDraft]:
         return max(0.0, entry.ends_at_s - file.elapsed_s())
 
     alone = len(entry.shapes) == 1
-    if not alone and entry.tokens is None:
+    if entry.longer is None and entry.foreseen is None:
         done = [trainer.spent(shape)[0] for shape in entry.shapes]
-        entry.tokens = equal_tokens(ALL_SHARE * left_s(), [climb.costs.speed(shape) for shape in entry.shapes], done)
+        speeds = [climb.costs.speed(shape) for shape in entry.shapes]
+        if not alone and entry.tokens is None:
+            entry.tokens = equal_tokens(ALL_SHARE * left_s(), speeds, done)
+        alone_s = left_s() * (1.0 if alone else 1.0 - ALL_SHARE)
+        entry.foreseen = foreseen_tokens(entry.tokens or done[0], alone_s, speeds)
         file.save()
     names = ", ".join(shape.label() for shape in entry.shapes)
     say(f"rung 2: full training, about {human_time(left_s())}: {names}")
@@ -76,6 +80,9 @@ def _train(climb: Climb, entry: FinalistsEntry) -> list[TrainedDraft]:
         file.step("finalists", 0.0)
     best = entry.longer.index
     drafts[best : best + 1] = [trainer.train(entry.shapes[best], entry.longer.seconds, seed, "the best finalist")]
+    why = not_judged(drafts[best], entry.foreseen[best]) if entry.foreseen else ""
+    if why:
+        file.note(why)
     file.step("finalists", file.clock() - start)
     return drafts
 
