@@ -4,12 +4,12 @@ Both read the run folder and nothing else. A number that is not in the files is 
 that are (overhead, which candidates cannot be told apart, rounding steps) says so where it stands.
 """
 
-from archsearch.report.drawing import INK, MARK, SERIES, STYLE
+from archsearch.report.figures import INK, MARK, SERIES, STYLE
+from archsearch.report.headline import Headline, headline
 from archsearch.report.page import write_html
+from archsearch.report.phrases import MANTISSA_BITS, SOURCES
 from archsearch.report.reading import Candidate, Reading, candidates, complete_trials, groups, read_run
 from archsearch.report.terminal.summary import BEST_SHOWN, summary_text
-from archsearch.report.verdict import Verdict, verdict
-from archsearch.report.words import MANTISSA_BITS, SOURCES
 
 __all__ = [
     "BEST_SHOWN",
@@ -21,12 +21,12 @@ __all__ = [
     "STYLE",
     "Candidate",
     "Reading",
-    "Verdict",
+    "Headline",
     "candidates",
     "complete_trials",
     "groups",
     "read_run",
     "summary_text",
-    "verdict",
+    "headline",
     "write_html",
 ]

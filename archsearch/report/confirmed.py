@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from archsearch.estimate import Estimate
+from archsearch.report.phrases import MANTISSA_BITS, identity_words, slowdown_words, undecided_words, unprofiled_words
 from archsearch.report.reading import Candidate
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
-from archsearch.report.words import MANTISSA_BITS, identity_words, slowdown_words, undecided_words, unprofiled_words
 from archsearch.runs.fields import as_estimate
 from archsearch.runs.terms import REST, optional_terms
 from archsearch.search.objective import Score

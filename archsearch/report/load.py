@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from archsearch.engine_facts import engine_title
-from archsearch.report.drawing import INK, MARK, SERIES, canvas, count_axis, figure_html, styled
+from archsearch.report.figures import INK, MARK, SERIES, canvas, count_axis, figure_html, styled
+from archsearch.report.phrases import slowdown_words
 from archsearch.report.reading import Candidate
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
-from archsearch.report.words import slowdown_words
 from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
 from archsearch.runs.terms import REST
 from archsearch.schedule import ranges_words

@@ -14,13 +14,13 @@ from archsearch import files
 from archsearch.errors import ArchsearchError
 from archsearch.progress import human_time
 from archsearch.report.confirmed import section_confirmed
+from archsearch.report.headline import Headline, headline
 from archsearch.report.load import section_load
+from archsearch.report.phrases import SOURCES, millions
 from archsearch.report.plots import section_plots
 from archsearch.report.reading import Candidate, complete_trials, is_stale, read_run
 from archsearch.report.schedule import section_schedule
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
-from archsearch.report.verdict import Verdict, verdict
-from archsearch.report.words import SOURCES, millions
 from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run
 
@@ -29,7 +29,7 @@ def write_html(run: Run) -> Path:
     """report.html: one page that needs no other file, no script and no network; the path."""
     reading = read_run(run)
     found = reading.candidates
-    head = verdict(run, found)
+    head = headline(run, found)
     parts = [_section_head(run, head), _section_problems(reading.problems)]
     if found:
         parts.append(_section_best(found))
@@ -73,7 +73,7 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { padding: .32rem .9rem .32rem 0; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 td span { white-space: nowrap; }
-td.text:has(small) { min-width: 11rem; }
+td.text:has(small) { min-width: 9.5rem; }
 th.text, td.text { text-align: left; }
 td.wrap { overflow-wrap: anywhere; max-width: 46rem; }
 td small { color: var(--soft); display: block; font-size: .75rem; }
@@ -90,7 +90,7 @@ details summary { cursor: pointer; color: var(--accent); }
 """
 
 
-def _section_head(run: Run, head: Verdict) -> str:
+def _section_head(run: Run, head: Headline) -> str:
     info = run.info
     trials = len(complete_trials(run))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
@@ -216,6 +216,6 @@ def _known_error(profile: Mapping[str, Any]) -> str:
     return f"; known error of a draft step as checked: {', '.join(parts)}" if parts else "; never checked"
 
 
-def _section_next(head: Verdict) -> str:
+def _section_next(head: Headline) -> str:
     steps = "".join(f"<p>{html.escape(why)}:</p><pre><code>{html.escape(command)}</code></pre>" for why, command in head.next)
     return f"<h2>What to do next</h2>{steps}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.report.drawing import INK, MARK, SERIES, STYLE, canvas, shade, svg_text
+from archsearch.report.figures import INK, MARK, SERIES, STYLE, canvas, shade, svg_text
 from archsearch.report.reading import Candidate, Reading, complete_trials
 from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run

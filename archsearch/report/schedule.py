@@ -6,7 +6,7 @@ import html
 from typing import TYPE_CHECKING
 
 from archsearch.engine_facts import engine_title
-from archsearch.report.drawing import INK, MARK, canvas, count_axis, figure_html, shade, styled
+from archsearch.report.figures import INK, MARK, canvas, count_axis, figure_html, shade, styled
 from archsearch.report.reading import Candidate
 from archsearch.report.tables import Cell, html_note, html_table, value_cell
 from archsearch.schedule import GammaSchedule, ranges_words

@@ -293,7 +293,7 @@ def test_a_disturbed_confirmation_decides_nothing(tmp_path, written):
     field = {"undecided": why} if written else {}
     figures = {"baseline_tokens_per_s": 32.5, "tokens_per_s": 31.2, "speedup_pooled": 0.96, "disturbed": True, **field}
     run.write_confirmed(1, {**run.confirmed(1), **figures, "speedup_interval": [1.54, 1.90]})
-    head = report.verdict(run, report.candidates(run))
+    head = report.headline(run, report.candidates(run))
     assert head.title.startswith("Not decided whether speculation pays") and why in head.title
     assert [command.split()[1] for _, command in head.next] == ["confirm"]
     text, page = report.summary_text(run), report.write_html(run).read_text()
@@ -308,10 +308,10 @@ def test_measuring_again_means_in_the_same_engine(tmp_path, engine, option):
     run = make_run(tmp_path, "trained", trials=40)
     confirm(run)
     run.write_confirmed(1, {**run.confirmed(1), "engine": engine, "speedup_pooled": 0.96, "speedup": 1.78})
-    ((why, command),) = report.verdict(run, report.candidates(run)).next
+    ((why, command),) = report.headline(run, report.candidates(run)).next
     assert why.startswith("Measure it again") and command.endswith(f" --rank 1{option}")
     run.write_confirmed(1, {**run.confirmed(1), "speedup_pooled": 1.7})
-    assert report.verdict(run, report.candidates(run)).next[-1][1].endswith(f" --rank 1{option}")
+    assert report.headline(run, report.candidates(run)).next[-1][1].endswith(f" --rank 1{option}")
 
 
 def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
@@ -319,7 +319,7 @@ def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
     confirm(run, 1, 1.9)
     run.write_confirmed(1, {**run.confirmed(1), "speedup_pooled": 1.2})
     confirm(run, 2, 1.4)
-    head = report.verdict(run, report.candidates(run))
+    head = report.headline(run, report.candidates(run))
     assert head.lead.rank == 2 and head.title.startswith("Speculation pays") and "1.39x" in head.title
     assert "Not decided either way, confirm again: rank 1." in head.lines
 

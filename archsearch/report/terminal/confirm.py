@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.progress import human_time
+from archsearch.report.phrases import unprofiled_words
 from archsearch.report.terminal.layout import plus_minus, table
-from archsearch.report.words import unprofiled_words
 
 
 def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:

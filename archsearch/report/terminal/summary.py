@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
+from archsearch.report.headline import headline
+from archsearch.report.phrases import millions, shell_path
 from archsearch.report.reading import Candidate, read_run
-from archsearch.report.verdict import verdict
-from archsearch.report.words import millions, shell_path
 from archsearch.runs.run import Run
 
 BEST_SHOWN: Final = 12
@@ -17,7 +17,7 @@ def summary_text(run: Run) -> str:
     """The headline, a table of the best and what to do next, for a terminal of 100 columns."""
     reading = read_run(run)
     found = reading.candidates
-    head = verdict(run, found)
+    head = headline(run, found)
     lines = [head.title, *(f"  {line}" for text in head.lines for line in wrap(text, 96))]
     lines += [f"  {line}" for problem in reading.problems for line in wrap(f"WARNING: {problem}", 96)]
     lines.append("")

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
-from archsearch.report.reading import Candidate, complete_trials
-from archsearch.report.words import (
+from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
     identity_words,
@@ -20,6 +19,7 @@ from archsearch.report.words import (
     speedup_words,
     unprofiled_words,
 )
+from archsearch.report.reading import Candidate, complete_trials
 from archsearch.runs.fields import as_estimate
 from archsearch.runs.load import LoadRecord
 from archsearch.runs.run import Run
@@ -30,7 +30,7 @@ CONCURRENCIES_SHOWN: Final = 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Headline:
     """The headline: `title` is one sentence; `lines` say which draft, how sure and what was confirmed; `next`: what to do, as
     (why, command)."""
 
@@ -40,7 +40,7 @@ class Verdict:
     lead: Candidate | None
 
 
-def verdict(run: Run, found: Sequence[Candidate]) -> Verdict:
+def headline(run: Run, found: Sequence[Candidate]) -> Headline:
     """Does speculation pay, with which draft, how much, how sure; and what to do next."""
     target, device = str(run.arguments.get("target", "the target")), str(run.info["device"].get("key", "this device"))
     if not found:
@@ -49,7 +49,7 @@ def verdict(run: Run, found: Sequence[Candidate]) -> Verdict:
     measured = [item for item in measured if item.undecided is None] or measured
     if measured:
         lead = max(measured, key=lambda item: item.measured_speedup.value if item.measured_speedup else 0.0)
-        return _confirmed_verdict(run, found, lead, target, device)
+        return _confirmed_headline(run, found, lead, target, device)
     lead = found[0]
     score, gain = lead.score, lead.score.speedup
     load = _own_load(run, lead)
@@ -92,7 +92,7 @@ def verdict(run: Run, found: Sequence[Candidate]) -> Verdict:
     ties = [str(item.rank) for item in found if item.group == lead.group and item is not lead]
     if ties:
         lines.append(f"Cannot be told apart from it: rank {', '.join(ties)}. Choose by size, or train and confirm more than one.")
-    return Verdict(answer + ".", lines, _next(run, lead, believed.value > 1.0), lead)
+    return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0), lead)
 
 
 def _batch_size(run: Run) -> int:
@@ -148,7 +148,7 @@ def _load_words(run: Run, item: Candidate, load: LoadRecord, who: str) -> str:
     return f"{start[:1].upper()}{start[1:]}: {', '.join(gains)}{more}.{stale}"
 
 
-def _confirmed_verdict(run: Run, found: Sequence[Candidate], lead: Candidate, target: str, device: str) -> Verdict:
+def _confirmed_headline(run: Run, found: Sequence[Candidate], lead: Candidate, target: str, device: str) -> Headline:
     data, gain = lead.confirmed or {}, lead.measured_speedup
     assert gain is not None
     interval = data.get("speedup_interval") or [gain.value - 1.645 * gain.std, gain.value + 1.645 * gain.std]
@@ -183,7 +183,7 @@ def _confirmed_verdict(run: Run, found: Sequence[Candidate], lead: Candidate, ta
     if doubtful:
         lines.append(f"Not decided either way, confirm again: rank {', '.join(doubtful)}.")
     lines += _unconfirmed_lines(found, gain.value) if lead.undecided is None else []
-    return Verdict(answer + ".", lines, _next(run, lead, interval[0] > 1.0), lead)
+    return Headline(answer + ".", lines, _next(run, lead, interval[0] > 1.0), lead)
 
 
 def _how_sure(data: Mapping[str, Any], interval: Sequence[float]) -> str:
@@ -210,7 +210,7 @@ def _unconfirmed_lines(found: Sequence[Candidate], gain: float) -> list[str]:
     return [f"Predicted above that but not confirmed: {names}."] if faster else []
 
 
-def _unfinished(run: Run, target: str, device: str) -> Verdict:
+def _unfinished(run: Run, target: str, device: str) -> Headline:
     trials = complete_trials(run)
     asked = run.arguments.get("trials")
     lines = ["Nothing is ranked yet: best/ is empty, so there is no answer to show."]
@@ -225,7 +225,7 @@ def _unfinished(run: Run, target: str, device: str) -> Verdict:
     options = " ".join(f"--{name} {shlex.quote(str(run.arguments[name]))}" for name in given)
     command = f"archsearch search {options} --run {shell_path(run.path)}"
     why = "Continue the search with the arguments it was started with (run.yaml lists them all)"
-    return Verdict(f"This search for {target} on {device} has not finished.", lines, [(why, command)], None)
+    return Headline(f"This search for {target} on {device} has not finished.", lines, [(why, command)], None)
 
 
 def _draft_words(lead: Candidate, gamma: int) -> str:
