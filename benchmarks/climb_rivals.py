@@ -19,7 +19,7 @@ from typing import Any
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import TrainedDraft, load_trained
-from archsearch.drafts.trainer import Workshop
+from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.engines.measure.by_prompt import confirm
 from archsearch.engines.transformers.engine import TransformersEngine
@@ -48,16 +48,16 @@ def rivals_of(best: Architecture, target: Architecture) -> dict[str, Architectur
     }
 
 
-def workshop(session: SearchSession, run: Path) -> Workshop:
-    """A workshop beside the climb's own, with the same text."""
+def trainer_beside(session: SearchSession, run: Path) -> DraftTrainer:
+    """A trainer beside the climb's own, with the same text."""
     folder = run / "rivals"
     folder.mkdir(exist_ok=True)
     for name in TEXTS:
         if (run / name).is_dir() and not (folder / name).exists():
             (folder / name).symlink_to((run / name).resolve(), target_is_directory=True)
-    shop = session.workshop()
-    shop.folder = shop.texts.folder = folder
-    return shop
+    trainer = session.trainer()
+    trainer.folder = trainer.texts.folder = folder
+    return trainer
 
 
 def trained_s(run: Path) -> float:
@@ -73,31 +73,31 @@ def trained_s(run: Path) -> float:
 
 def train(run: Path, only: list[int], seconds: float | None, head: int | None) -> None:
     session = SearchSession.reopen(run)
-    shop = workshop(session, run)
+    trainer = trainer_beside(session, run)
     target = session.target.architecture
     rivals = rivals_of(target.replace(draft_vocab_size=head) if head else session.run.score(1).architecture, target)
     each = seconds or trained_s(run) / len(rivals)
     for number, (name, arch) in enumerate(rivals.items(), start=1):
         if only and number not in only:
             continue
-        done = shop.draft_folder(arch) / "training.json"
+        done = trainer.draft_folder(arch) / "training.json"
         if done.exists() and float(read_json(done, "training record")["seconds"]) >= 0.98 * each:
             continue
-        shop.texts.training()
-        draft = shop.train(arch, each, session.request.seed, name)
+        trainer.texts.training()
+        draft = trainer.train(arch, each, session.request.seed, name)
         print(f"{name}: alpha {draft.alpha.value:.3f} after {each:.0f} s", flush=True)
 
 
 def measure(run: Path, count: int, gammas: list[int], only: list[int], out: Path | None) -> None:
     session = SearchSession.reopen(run)
-    shop = workshop(session, run)
+    trainer = trainer_beside(session, run)
     best = session.run.score(1).architecture
     drafts: dict[str, TrainedDraft] = {"found by the climb": load_trained(best, session.run.best_dir(1))}
     for number, (name, arch) in enumerate(rivals_of(best, session.target.architecture).items(), start=1):
         if only and number not in only:
             continue
-        drafts[name] = load_trained(arch, shop.draft_folder(arch))
-    encoded = encode_prompts(spread_prompts(shop.prompts.confirming, count), shop.tokenizer)
+        drafts[name] = load_trained(arch, trainer.draft_folder(arch))
+    encoded = encode_prompts(spread_prompts(trainer.prompts.confirming, count), trainer.tokenizer)
     prompts = [EnginePrompt(item.id or str(i), item.token_ids, item.category or None) for i, item in enumerate(encoded)]
     sampling = Sampling(max_new_tokens=session.request.answer_tokens)
     rows: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ def measure(run: Path, count: int, gammas: list[int], only: list[int], out: Path
         with ProgressLine(name) as line:
             results = confirm(
                 lambda: TransformersEngine(dtype=session.source.dtype),
-                shop.model(),
+                trainer.model(),
                 load_draft(trained.folder, session.source.dtype),
                 sorted({*gammas, predicted.gamma}),
                 prompts,

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     session = SearchSession.reopen(options.run)
-    shop, scorer = session.workshop(), session.scorer
+    trainer, scorer = session.trainer(), session.scorer
     best = session.run.score(1).architecture
     budget = options.budget or float(read_json(session.run.best_dir(1) / "training.json", "training record")["seconds"])
     drafts = {"searched (rank 1)": load_trained(best, session.run.best_dir(1))}
@@ -69,15 +69,15 @@ def main() -> None:
         if arch == best:
             print(f"{name}: is the searched shape itself", file=sys.stderr)
             continue
-        folder = shop.draft_folder(arch)
+        folder = trainer.draft_folder(arch)
         done = folder / "training.json"
         if done.exists() and float(read_json(done, "training record")["seconds"]) >= 0.98 * budget:
             drafts[name] = load_trained(arch, folder)
         else:
-            shop.texts.write_training(1.0) if not (options.run / "text" / "cache.json").exists() else shop.texts.training()
-            drafts[name] = shop.train(arch, budget, session.request.seed, name)
+            trainer.texts.write_training(1.0) if not (options.run / "text" / "cache.json").exists() else trainer.texts.training()
+            drafts[name] = trainer.train(arch, budget, session.request.seed, name)
 
-    encoded = encode_prompts(spread_prompts(shop.prompts.confirming, options.prompts), shop.tokenizer)
+    encoded = encode_prompts(spread_prompts(trainer.prompts.confirming, options.prompts), trainer.tokenizer)
     prompts = [EnginePrompt(item.id or str(i), item.token_ids, item.category or None) for i, item in enumerate(encoded)]
     sampling = Sampling(max_new_tokens=session.request.answer_tokens)
     context = round(sum(len(p.token_ids) for p in prompts) / len(prompts) + session.request.answer_tokens / 2)
@@ -90,7 +90,7 @@ def main() -> None:
         with ProgressLine(name) as line:
             results = confirm(
                 lambda: TransformersEngine(dtype=session.source.dtype),
-                shop.model(),
+                trainer.model(),
                 draft,
                 wanted,
                 prompts,

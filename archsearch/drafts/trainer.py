@@ -36,7 +36,7 @@ ANSWER_TOKENS: Final = 96
 SUPERNET_FIRST_TOKENS: Final = 4000  # per shape: to learn the speed
 
 
-class Workshop:
+class DraftTrainer:
     """Where drafts of one target are trained: the target, its tokenizer, its text. Loads what is needed, when it is needed."""
 
     def __init__(

@@ -75,15 +75,15 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     session = SearchSession.reopen(path)
     check_weights(session.target)
     score = session.run.score(rank)
-    shop = session.workshop()
+    trainer = session.trainer()
     try:
-        shop.texts.training()
+        trainer.texts.training()
     except MissingDataError:
-        shop.texts.write_training(TEXT_SHARE * budget_s)
+        trainer.texts.write_training(TEXT_SHARE * budget_s)
         budget_s *= 1 - TEXT_SHARE
-    training = shop.draft_folder(score.architecture) / "training.json"
+    training = trainer.draft_folder(score.architecture) / "training.json"
     before = float(read_json(training, "training record")["seconds"]) if training.exists() else 0.0
-    draft = shop.train(score.architecture, before + budget_s, session.request.seed, f"rank {rank}")
+    draft = trainer.train(score.architecture, before + budget_s, session.request.seed, f"rank {rank}")
     renewed = session.scorer.measured(draft.architecture, draft.alpha, draft.tau).with_rank(rank)
     session.run.write_best(renewed, None, vllm_config(str(session.run.best_dir(rank)), renewed.gamma))
     copy_draft(draft.folder, session.run.best_dir(rank))

@@ -218,7 +218,7 @@ def _measure(case: _Case, plan: LoadPlan, dummy: bool, inside: bool) -> Results:
     most, longest = plan.concurrencies[-1], max(len(prompt.token_ids) for prompt in plan.prompts) + request.tokens
     settings = engine_settings(session, case.choice, concurrency=most, max_len=longest, dtype=session.source.dtype)
     settings = replace(settings, dummy_weights=dummy)
-    tokenizer = None if case.synthetic else session.workshop().tokenizer
+    tokenizer = None if case.synthetic else session.trainer().tokenizer
     own_process = case.choice.server_url is None and not inside
     plan = replace(
         plan,
@@ -288,9 +288,9 @@ def load_prompts(session: SearchSession, scorer: Scorer, request: LoadRequest, s
     if not synthetic:
         from archsearch.text.prompts import read_prompts
 
-        shop = session.workshop()
-        chosen = read_prompts(request.prompts) if request.prompts else shop.prompts.confirming
-        encoded = spread_prompts(shop.texts.encode(chosen), 24)
+        trainer = session.trainer()
+        chosen = read_prompts(request.prompts) if request.prompts else trainer.prompts.confirming
+        encoded = spread_prompts(trainer.texts.encode(chosen), 24)
         return [EnginePrompt(item.id or str(i), item.token_ids, item.category or None) for i, item in enumerate(encoded)]
     rng = random.Random(session.request.seed)
     length = max(8, session.request.context - request.tokens // 2)

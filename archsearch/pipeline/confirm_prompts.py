@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.drafts.records import TrainedDraft, load_trained
-from archsearch.drafts.trainer import Workshop
+from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
@@ -55,7 +55,7 @@ class _Case:
     """One confirmation: the candidate, the engine, the prompts and what the measurement stands beside."""
 
     session: SearchSession
-    shop: Workshop
+    trainer: DraftTrainer
     choice: EngineChoice
     engine: str
     score: Score
@@ -82,14 +82,14 @@ class _Case:
 
         longest = max(len(prompt.token_ids) for prompt in self.asked) + self.sampling.max_new_tokens
         settings = engine_settings(self.session, self.choice, concurrency=1, max_len=longest, dtype=dtype)
-        return lambda: make_engine(self.engine, settings, self.shop.tokenizer)
+        return lambda: make_engine(self.engine, settings, self.trainer.tokenizer)
 
     def models(self, dtype: str) -> tuple[ModelSource, ModelSource]:
         """Target and draft as the engine takes them."""
         from archsearch.models.drafts import load_draft
 
         if self.inside:
-            return self.shop.model(dtype), load_draft(self.folder, dtype)
+            return self.trainer.model(dtype), load_draft(self.folder, dtype)
         return engine_target(self.session.target), self.folder
 
 
@@ -100,7 +100,7 @@ def confirm_rank(
     gammas: Sequence[int] = (),
     prompt_count: int | None = None,
     prompts: Path | None = None,
-    shop: Workshop | None = None,
+    trainer: DraftTrainer | None = None,
     choice: EngineChoice | None = None,
 ) -> dict[str, Any]:
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write confirmed.json.
@@ -119,14 +119,14 @@ def confirm_rank(
     check_weights(session.target)
     check_choice(choice, name)
     trained = load_trained(score.architecture, folder)
-    shop = shop or session.workshop()
-    check_tokenizer(shop.tokenizer, folder)
+    trainer = trainer or session.trainer()
+    check_tokenizer(trainer.tokenizer, folder)
     scorer, words = serving_scorer(session, name)
     engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
-    asked = _prompts(shop, prompts, prompt_count or session.request.confirm_prompts)
+    asked = _prompts(trainer, prompts, prompt_count or session.request.confirm_prompts)
     sampling = Sampling(session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed)
     wanted = _known_gammas(gammas or [score.gamma], trained)
-    case = _Case(session, shop, choice, name, score, folder, trained, scorer, words, asked, sampling, wanted)
+    case = _Case(session, trainer, choice, name, score, folder, trained, scorer, words, asked, sampling, wanted)
     started = time.monotonic()
     results, slowdown = _measure(case)
     exact, unchecked = _exactness(case)
@@ -135,7 +135,7 @@ def confirm_rank(
     result = {
         **best,
         "rank": rank,
-        "prompts_seen": None if prompts else seen_words(shop.prompts, folder),
+        "prompts_seen": None if prompts else seen_words(trainer.prompts, folder),
         "architecture": score.architecture.label(),
         "identical_output_float32": exact,
         "identical_output_unchecked": unchecked,
@@ -172,12 +172,12 @@ def _write(case: _Case, rank: int, result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _prompts(shop: Workshop, file: Path | None, count: int) -> list[EnginePrompt]:
+def _prompts(trainer: DraftTrainer, file: Path | None, count: int) -> list[EnginePrompt]:
     """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
     from archsearch.text.prompts import read_prompts
 
-    chosen = read_prompts(file) if file else shop.prompts.confirming
-    encoded = spread_prompts(shop.texts.encode(chosen), count)
+    chosen = read_prompts(file) if file else trainer.prompts.confirming
+    encoded = spread_prompts(trainer.texts.encode(chosen), count)
     return [EnginePrompt(item.id or str(number), item.token_ids, item.category or None) for number, item in enumerate(encoded)]
 
 

@@ -30,24 +30,24 @@ def search(request: SearchRequest) -> dict[str, Any]:
     session = SearchSession.start(request)
     if request.climb and request.confirm:
         return climb_search(session, start)
-    run, shop = session.run, None
+    run, trainer = session.run, None
     if request.confirm:
-        shop = session.workshop()
+        trainer = session.trainer()
         written = run.path / "text" / "done.json"
         if not written.exists():  # a text that stopped at its budget is finished all the same: drafts must share it
-            shop.texts.write_training(TEXT_SHARE * request.time_budget_s)
-            write_json(written, {"tokens": shop.texts.training().written_tokens})
-        session.scorer = session.scorer.with_coverage(shop.texts.coverage())
+            trainer.texts.write_training(TEXT_SHARE * request.time_budget_s)
+            write_json(written, {"tokens": trainer.texts.training().written_tokens})
+        session.scorer = session.scorer.with_coverage(trainer.texts.coverage())
     result = rung_zero(session)
     run.write_trials(result.trials)
     ranked = result.best
     trained: list[TrainedDraft] = []
-    if shop is not None:
-        trained = train_finalists(session, shop, ranked)
+    if trainer is not None:
+        trained = train_finalists(session, trainer, ranked)
         ranked = with_measured(session, trained, ranked)
     ranked = [score.with_rank(rank) for rank, score in enumerate(ranked[: max(request.top, len(trained))], start=1)]
     write_best(session, ranked, {draft.architecture: draft for draft in trained})
-    confirmed = [confirm_rank(session, rank, shop=shop) for rank in range(1, min(request.confirm, len(trained)) + 1)]
+    confirmed = [confirm_rank(session, rank, trainer=trainer) for rank in range(1, min(request.confirm, len(trained)) + 1)]
     return outcome(session, result, ranked, confirmed) | {"notes": finalist_notes(session) if trained else []}
 
 
@@ -116,9 +116,9 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
         ranked = [score.with_rank(rank) for rank, score in enumerate(result.best[: request.top], start=1)]
         write_best(session, ranked, {})
         return outcome(session, result, ranked, []) | {"rungs": [], "notes": state.notes, "plan": plan.to_dict()}
-    shop = session.workshop()
-    climb.write_texts(shop, file, plan)
-    coverage = shop.texts.coverage()
+    trainer = session.trainer()
+    climb.write_texts(trainer, file, plan)
+    coverage = trainer.texts.coverage()
     session.scorer = session.scorer.with_coverage(coverage)
     known = known_observations(request.target, prompts=str(request.prompts) if request.prompts else None, exclude=run.path)
     file.note(f"prior: {summary(known)}")
@@ -130,7 +130,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     begin = time.monotonic()
     result = rung_zero(session)
     state.steps.setdefault("search", time.monotonic() - begin)
-    ascent = climb.start_climb(session, file, plan, shop, result.best, known)
+    ascent = climb.start_climb(session, file, plan, trainer, result.best, known)
     trained = ascent.climb()
     run.write_trials(climb.trial_rows(result.trials, state))
     ranked = with_measured(session, trained, ascent.standings())
@@ -142,7 +142,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
         known_result = run.confirmed(rank)
         if known_result is None or rank not in state.confirmed:
             prompts = climb.affordable_prompts(session, file, plan, min(request.confirm, len(trained)) - rank + 1)
-            known_result = confirm_rank(session, rank, shop=shop, prompt_count=prompts)
+            known_result = confirm_rank(session, rank, trainer=trainer, prompt_count=prompts)
             state.confirmed.append(rank)
             file.save()
         confirmed.append(known_result)
@@ -158,6 +158,6 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
         "plan": plan.to_dict(),
         "seconds": seconds,
         "steps": state.steps,
-        "prompts": shop.prompts.source,
+        "prompts": trainer.prompts.source,
         "measured": measured,
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 from archsearch.acceptance import registry
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafts.trainer import Workshop
+from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import runnable_engine
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -212,10 +212,10 @@ class SearchSession:
         known = {name: profile.get(name) for name in ("hash", "source", "dtype", "mode")}
         return {**known, "device": self.source.device.key, "engine": self.request.engine}
 
-    def workshop(self) -> Workshop:
+    def trainer(self) -> DraftTrainer:
         """Where this run's drafts are trained."""
         prompts = load_prompt_set(self.request.prompts, self.request.heldout)
-        return Workshop(
+        return DraftTrainer(
             self.target,
             self.source.dtype,
             prompts,

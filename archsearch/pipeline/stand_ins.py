@@ -40,7 +40,7 @@ class DraftFolders:
         elif not can_run(self.engine, ref):
             return write_shape(ref.architecture, self.base / "target"), True
         if self.inside:
-            return self.session.workshop().model(self.session.source.dtype), False
+            return self.session.trainer().model(self.session.source.dtype), False
         return engine_target(ref), False
 
 

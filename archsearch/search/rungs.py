@@ -3,7 +3,7 @@
 A search climbs from the prior over short trainings to the full training of one to three finalists. Scores are ln(speed-up), where
 what all candidates share (the target's times, the level of all alphas) is a common summand and cancels in differences.
 
-- *Who can still win* (`could_win`): all whose optimistic score reaches the best pessimistic one, in differences.
+- *Who can still win* (`contenders`): all whose optimistic score reaches the best pessimistic one, in differences.
 - *Who is trained* (`best_set`): the set with the largest expected best, chosen greedily, one shape at a time (submodular: within
   1 - 1/e of the best set, Nemhauser et al. 1978). Shapes that are alike bring little beside each other, so the set is diverse by
   itself; a prior that cannot tell two depths apart wants both.
@@ -100,7 +100,7 @@ def rung_share(rest_s: float) -> float:
 # --- who could still win ----------------------------------------------------------------------------------------------
 
 
-def could_win(values: Sequence[float], gap_std: Callable[[int, int], float], k_std: float = STD_FACTOR) -> list[bool]:
+def contenders(values: Sequence[float], gap_std: Callable[[int, int], float], k_std: float = STD_FACTOR) -> list[bool]:
     """Which of `values` (ln speed-up) may still turn out best: none of the leading ones is ahead by more than `k_std` times
     gap_std(i, j), the std of the difference."""
     order = sorted(range(len(values)), key=lambda i: -values[i])

@@ -1,4 +1,4 @@
-"""The workshop on a tiny target: short trainings that go on, further text, and drafts compared in pairs."""
+"""The trainer on a tiny target: short trainings that go on, further text, and drafts compared in pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from archsearch.drafts.records import ShortTraining, paired_logit_std
 from archsearch.drafts.texts import RunTexts
-from archsearch.drafts.trainer import Workshop, choose_finalists
+from archsearch.drafts.trainer import DraftTrainer, choose_finalists
 from archsearch.errors import ArchsearchError
 from archsearch.models.loaded import LoadedTarget
 from archsearch.models.targets import resolve_target
@@ -20,47 +20,47 @@ SHAPE = TINY.replace(num_hidden_layers=1, tie_word_embeddings=False, draft_vocab
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    folder = tmp_path_factory.mktemp("shop")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> DraftTrainer:
+    folder = tmp_path_factory.mktemp("trainer")
     make_model_folder(folder / "target")
     prompts = load_prompt_set(make_prompts(folder / "prompts.jsonl"), None)
-    found = Workshop(resolve_target(str(folder / "target")), "float32", prompts, folder / "run", answer_tokens=16, threads=1)
+    found = DraftTrainer(resolve_target(str(folder / "target")), "float32", prompts, folder / "run", answer_tokens=16, threads=1)
     found.texts.write_training(60.0)
     return found
 
 
-def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(shop: Workshop) -> None:
+def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(trainer: DraftTrainer) -> None:
     from archsearch.training.distill import DistillConfig, split_heldout
 
-    assert shop.texts.write_more(0.0) is None and len(shop.texts.all_training()) == 1
-    more = shop.texts.write_more(60.0)
-    assert more is not None and len(shop.texts.all_training()) == 2
-    kept_out = split_heldout(shop.texts.training().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
+    assert trainer.texts.write_more(0.0) is None and len(trainer.texts.all_training()) == 1
+    more = trainer.texts.write_more(60.0)
+    assert more is not None and len(trainer.texts.all_training()) == 2
+    kept_out = split_heldout(trainer.texts.training().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
     unseen = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in kept_out}
     answered = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in more.sequences}
-    written = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in shop.texts.training().sequences}
+    written = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in trainer.texts.training().sequences}
     assert unseen and answered == written - unseen
-    again = Workshop(shop.target, "float32", shop.prompts, shop.folder, answer_tokens=16)  # another process finds it
+    again = DraftTrainer(trainer.target, "float32", trainer.prompts, trainer.folder, answer_tokens=16)  # another process finds it
     assert [cache.fingerprint for cache in again.texts.all_training()] == [
-        cache.fingerprint for cache in shop.texts.all_training()
+        cache.fingerprint for cache in trainer.texts.all_training()
     ]
 
 
-def test_a_short_training_goes_on_and_is_not_done_twice(shop: Workshop) -> None:
-    first = shop.train_short(SHAPE, 2000)
+def test_a_short_training_goes_on_and_is_not_done_twice(trainer: DraftTrainer) -> None:
+    first = trainer.train_short(SHAPE, 2000)
     assert 2000 <= first.tokens < 3000 and first.points[-1][0] == first.tokens
     assert len(first.hits) == len(first.heldout_tokens) and sum(first.hits) == pytest.approx(
         first.points[-1][1] * sum(first.heldout_tokens)
     )
-    curve = shop.draft_folder(SHAPE) / "curve.json"
+    curve = trainer.draft_folder(SHAPE) / "curve.json"
     before = curve.stat().st_mtime_ns
-    assert shop.train_short(SHAPE, 1500) == first and curve.stat().st_mtime_ns == before
-    second = shop.train_short(SHAPE, 4000)
+    assert trainer.train_short(SHAPE, 1500) == first and curve.stat().st_mtime_ns == before
+    second = trainer.train_short(SHAPE, 4000)
     assert second.tokens >= 4000 and second.seconds > first.seconds
     assert set(first.points) <= set(second.points)  # the same curve, longer
-    limited = shop.train_short(SHAPE, 10**9, limit_s=second.seconds + 0.3)
+    limited = trainer.train_short(SHAPE, 10**9, limit_s=second.seconds + 0.3)
     assert limited.tokens < 10**8 and limited.seconds < second.seconds + 5
-    draft = shop.train(SHAPE, limited.seconds + 0.5)  # the full training goes on from there
+    draft = trainer.train(SHAPE, limited.seconds + 0.5)  # the full training goes on from there
     assert draft.alpha.source == "measured" and (draft.folder / "model.safetensors").exists()
 
 

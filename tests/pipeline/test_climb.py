@@ -77,7 +77,7 @@ def true_logit(arch: Architecture, tokens: float) -> float:
 
 
 @dataclass
-class Shop:
+class MadeUpTrainer:
     """Trains by the law, on the clock; remembers every call. `die_after`: raise KeyboardInterrupt in that training."""
 
     folder: Path
@@ -153,7 +153,7 @@ def clock() -> Clock:
 PLAN = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
 
 
-def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prior", **shop) -> climb.Climb:
+def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prior", **trainer) -> climb.Climb:
     """A climb over every shape of SPACE, as a process that starts now."""
     scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance())
     request = SimpleNamespace(seed=0, confirm=1, finalists=3, alpha=alpha)
@@ -163,7 +163,9 @@ def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prio
     pool = dict.fromkeys(SPACE.enumerate(TARGET))
     net = file.state.supernet
     slices = dict(zip(net.shapes, net.slices, strict=True)) if net else None
-    return climb.Climb(session, Shop(folder, clock, **shop), file, plan, Belief(scorer, [], slices=slices), record, pool=pool)
+    return climb.Climb(
+        session, MadeUpTrainer(folder, clock, **trainer), file, plan, Belief(scorer, [], slices=slices), record, pool=pool
+    )
 
 
 def by_law(tokens: float) -> dict[Architecture, float]:

@@ -38,13 +38,13 @@ def test_few_prompts_are_all_confirmed_and_a_start_that_took_too_long_is_said():
 # -- who could still win ------------------------------------------------------------------------------------------------------
 
 
-def test_could_win_by_differences():
+def test_contenders_by_differences():
     values = [0.50, 0.45, 0.30]
-    assert rungs.could_win(values, lambda i, j: 0.05, 2.0) == [True, True, False]  # 0.05 and 0.20 against 2 * 0.05
-    assert rungs.could_win(values, lambda i, j: 0.11, 2.0) == [True, True, True]
-    assert rungs.could_win(values, lambda i, j: 0.02, 2.0) == [True, False, False]
+    assert rungs.contenders(values, lambda i, j: 0.05, 2.0) == [True, True, False]  # 0.05 and 0.20 against 2 * 0.05
+    assert rungs.contenders(values, lambda i, j: 0.11, 2.0) == [True, True, True]
+    assert rungs.contenders(values, lambda i, j: 0.02, 2.0) == [True, False, False]
     # Sure of the difference to one leader is enough, however unsure of the other.
-    assert rungs.could_win([0.5, 0.49, 0.4], lambda i, j: 0.01 if {i, j} == {1, 2} else 1.0) == [True, True, False]
+    assert rungs.contenders([0.5, 0.49, 0.4], lambda i, j: 0.01 if {i, j} == {1, 2} else 1.0) == [True, True, False]
 
 
 def test_pruner_compares_at_the_same_rung_or_later():

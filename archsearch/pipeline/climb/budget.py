@@ -119,7 +119,7 @@ def confirm_seconds(session: SearchSession, prompt_tokens: float) -> tuple[float
 
 def confirming_tokens(session: SearchSession) -> list[int]:
     """Tokens of each prompt that confirms."""
-    trainer = session.workshop()
+    trainer = session.trainer()
     return [len(item.token_ids) for item in trainer.texts.encode(trainer.prompts.confirming)]
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from archsearch.acceptance.estimator import AcceptanceObservation
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, TrainedDraft
-from archsearch.drafts.trainer import Workshop
+from archsearch.drafts.trainer import DraftTrainer
 from archsearch.files import read_json, write_json
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.budget import TrainingCosts, part_of_round
@@ -40,7 +40,7 @@ class Climb:
     """A climb in progress. `pool`: all shapes that are looked at; `out`: those that cannot win, and why."""
 
     session: SearchSession
-    trainer: Workshop
+    trainer: DraftTrainer
     file: StateFile
     plan: Plan
     belief: Belief
@@ -152,7 +152,7 @@ class Climb:
         if not scores:
             return []
         values = [math.log(score.speedup.value) for score in scores]
-        alive = rungs.could_win(values, lambda i, j: self.belief.score_gap_std(scores[i], scores[j]))
+        alive = rungs.contenders(values, lambda i, j: self.belief.score_gap_std(scores[i], scores[j]))
         kept = [score for score, can in zip(scores, alive, strict=True) if can]
         # The best of every depth: many shapes of one depth must not crowd the others out.
         depths: dict[int, list[Score]] = {}
@@ -334,7 +334,7 @@ def start_climb(
     session: SearchSession,
     file: StateFile,
     plan: Plan,
-    trainer: Workshop,
+    trainer: DraftTrainer,
     ranked: Sequence[Score],
     known: list[AcceptanceObservation],
 ) -> Climb:
@@ -352,7 +352,7 @@ def start_climb(
     return Climb(session, trainer, file, plan, Belief(session.scorer, known, slices=slices), record, pool=pool)
 
 
-def write_texts(trainer: Workshop, file: StateFile, plan: Plan) -> None:
+def write_texts(trainer: DraftTrainer, file: StateFile, plan: Plan) -> None:
     """Held-out text, then the training text, then further answers, until the plan's share is used."""
     written = trainer.folder / "text" / "done.json"
     start = file.clock()
