@@ -19,8 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
+from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
@@ -171,6 +172,82 @@ def median_error_s(times_s: Sequence[float]) -> float | None:
         return None
     low, _, high = statistics.quantiles(times_s, n=4, method="inclusive")
     return 1.2533 * (high - low) / 1.349 / math.sqrt(len(times_s))
+
+
+class ForwardShape(NamedTuple):
+    """What a row of kind `forward` (a whole model) or `layer` (one of a stack of them) is about: a pass of `tokens` new tokens
+    for each of `batch` sequences against `context` cached ones."""
+
+    architecture: Architecture
+    batch: int
+    tokens: int
+    context: int
+
+    @classmethod
+    def of(cls, row: Measurement) -> ForwardShape:
+        sizes = row.sizes()
+        batch, tokens, context = sizes.pop("batch"), sizes.pop("tokens"), sizes.pop("context")
+        return cls(Architecture(**sizes), batch, tokens, context)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"batch": self.batch, "tokens": self.tokens, "context": self.context, **self.architecture.to_dict()}
+
+
+class PassShape(NamedTuple):
+    """What a row of kind `pass` is about: a pass of target or draft as `engine` itself timed it; `tokens` are per sequence."""
+
+    engine: str
+    role: Literal["target", "draft"]
+    architecture: Architecture
+    batch: int
+    tokens: int
+    context: int
+
+    @classmethod
+    def of(cls, row: Measurement) -> PassShape:
+        sizes = row.sizes()
+        return cls(**sizes | {"architecture": Architecture.from_dict(sizes["architecture"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._asdict() | {"architecture": self.architecture.to_dict()}
+
+
+class RestShape(NamedTuple):
+    """What a row of kind `rest` is about: a step of `batch` requests beside its passes; gamma 0 is a plain step.
+
+    `first_tokens`: tokens per sequence in the draft's first pass of the round; None where the row does not say.
+    """
+
+    engine: str
+    gamma: int
+    batch: int
+    first_tokens: int | None = None
+
+    @classmethod
+    def of(cls, row: Measurement) -> RestShape:
+        return cls(**row.sizes())
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+class EngineShape(NamedTuple):
+    """What a row of kind `engine` is about: what an engine adds to a plain token (gamma 0) or a round, at a target's vocabulary.
+
+    `draft_layers` is None in rows of the first version.
+    """
+
+    engine: str
+    gamma: int
+    draft_layers: int | None
+    vocab_size: int
+
+    @classmethod
+    def of(cls, row: Measurement) -> EngineShape:
+        return cls(**{"draft_layers": None} | row.sizes())
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._asdict()
 
 
 @dataclass

@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape, stack_key
+from archsearch.profiles import (
+    EngineShape,
+    ForwardShape,
+    Measurement,
+    PassShape,
+    Profile,
+    RestShape,
+    find_profile,
+    freeze_shape,
+    stack_key,
+)
 
 STACK = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
 
@@ -29,6 +40,32 @@ def test_rows_survive_a_round_trip(tmp_path: Path) -> None:
     read = Profile.load(tmp_path / "p")
     assert read.rows == written.rows
     assert read.fingerprint() == written.fingerprint()
+
+
+SMALL = Architecture(64, 128, 4, 4, 2, 16, 320, draft_vocab_size=64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "on_disk"),
+    [
+        ("forward", ForwardShape(SMALL, 1, 3, 256), {"batch": 1, "tokens": 3, "context": 256, **SMALL.to_dict()}),
+        (
+            "pass",
+            PassShape("vllm", "draft", SMALL, 4, 2, 192),
+            {"engine": "vllm", "role": "draft", "architecture": SMALL.to_dict(), "batch": 4, "tokens": 2, "context": 192},
+        ),
+        ("rest", RestShape("vllm", 3, 4, 5), {"engine": "vllm", "gamma": 3, "batch": 4, "first_tokens": 5}),
+        (
+            "engine",
+            EngineShape("transformers", 3, 6, 320),
+            {"engine": "transformers", "gamma": 3, "draft_layers": 6, "vocab_size": 320},
+        ),
+    ],
+)
+def test_what_a_row_is_about_is_on_disk_as_before(kind: str, shape: ForwardShape, on_disk: dict) -> None:
+    assert shape.to_dict() == on_disk
+    row = Measurement(kind, freeze_shape(on_disk), "bfloat16", "eager", "warm", (1e-3,))
+    assert type(shape).of(Measurement.from_dict(json.loads(json.dumps(row.to_dict())))) == shape
 
 
 def test_fingerprint_changes_with_a_row(tmp_path: Path) -> None:

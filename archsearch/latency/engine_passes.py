@@ -14,6 +14,7 @@ hand-over) is `RestFit`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,7 +27,7 @@ from archsearch.architecture.counts import body_parameters, kv_cache_bytes
 from archsearch.estimate import Estimate
 from archsearch.latency.overhead import RestFit
 from archsearch.latency.regression import Residual, nonnegative_fit
-from archsearch.profiles import Measurement, Profile
+from archsearch.profiles import Measurement, PassShape, Profile, RestShape
 from archsearch.workload import DTYPE_BYTES
 
 Array = NDArray[np.float64]
@@ -52,8 +53,8 @@ class FirstPass:
     @classmethod
     def fit(cls, rests: Sequence[Measurement]) -> FirstPass:
         """A line through what the rounds of `rests` were seen to read; one token where they do not say."""
-        sizes = [row.sizes() for row in rests]
-        seen = {(size["gamma"], size["first_tokens"]) for size in sizes if size["gamma"] and size.get("first_tokens") is not None}
+        shapes = [RestShape.of(row) for row in rests]
+        seen = {(shape.gamma, shape.first_tokens) for shape in shapes if shape.gamma and shape.first_tokens is not None}
         if not seen:
             return cls()
         gammas, tokens = (np.array(column, dtype=float) for column in zip(*sorted(seen), strict=True))
@@ -76,12 +77,12 @@ class EnginePasses:
         self.engine, self.dtype, self.mode = engine, dtype, mode
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self.cache_bytes = float(profile.device.get("last_level_cache_bytes") or (32 << 20))
-        rows = [row for row in profile.select("pass", dtype, mode) if row.sizes()["engine"] == engine]
+        rows = [row for row in profile.select("pass", dtype, mode) if PassShape.of(row).engine == engine]
         self.rows = len(rows)
-        self.largest_batch = max((int(row.sizes()["batch"]) for row in rows), default=1)
+        self.largest_batch = max((PassShape.of(row).batch for row in rows), default=1)
         self._own: dict[tuple[Architecture, int, int, bool, bool], list[tuple[int, float, float]]] = {}
         self._fit_passes(rows)
-        rests = [row for row in profile.select("rest", dtype, mode) if row.sizes()["engine"] == engine]
+        rests = [row for row in profile.select("rest", dtype, mode) if RestShape.of(row).engine == engine]
         self.rest_ = RestFit.fit(rests)
         self.first_pass = FirstPass.fit(rests)
 
@@ -211,14 +212,11 @@ class EnginePasses:
 
 def known_engines(profile: Profile, dtype: str, mode: str) -> tuple[str, ...]:
     """Engines with enough rows of their own passes."""
-    counts: dict[str, int] = {}
-    for row in profile.select("pass", dtype, mode):
-        counts[row.sizes()["engine"]] = counts.get(row.sizes()["engine"], 0) + 1
+    counts = Counter(PassShape.of(row).engine for row in profile.select("pass", dtype, mode))
     return tuple(name for name, count in counts.items() if count >= MIN_PASS_ROWS)
 
 
 def pass_of(row: Measurement) -> tuple[Architecture, int, int, int, bool, bool]:
     """architecture, batch, tokens per sequence, context, cold, of the target: what a row of kind `pass` is about."""
-    sizes = row.sizes()
-    architecture = Architecture.from_dict(sizes["architecture"])
-    return architecture, sizes["batch"], sizes["tokens"], sizes["context"], row.cache == "cold", sizes["role"] == "target"
+    shape = PassShape.of(row)
+    return shape.architecture, shape.batch, shape.tokens, shape.context, row.cache == "cold", shape.role == "target"

@@ -36,13 +36,11 @@ from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.regression import Residual, nonnegative_fit
-from archsearch.profiles import Measurement, Profile
+from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
 
 Array = NDArray[np.float64]
 GROUPS: Final = ("pass", "layers", "gemm", "head", "attention", "elementwise", "scatter")
-Pass = tuple[Architecture, int, int, int]
-"""architecture, batch, tokens, context"""
 OUTLIER_MADS: Final = 5.0
 MIN_ROWS: Final = {"forward": 8}
 
@@ -149,10 +147,10 @@ class LatencyModel:
                 f"the profile has {len(rows)} whole-forward rows for {self.dtype} in {self.mode} mode, at least "
                 f"{MIN_ROWS['forward']} are needed; run archsearch profile longer (--budget 5m)"
             )
-        passes = [_pass_of(row) for row in rows]
+        passes = [ForwardShape.of(row) for row in rows]
         times = np.array([row.median_s for row in rows])
         stacks = steady(self.profile.select("layer", self.dtype, self.mode))
-        stack_passes = [_pass_of(row) for row in stacks]
+        stack_passes = [ForwardShape.of(row) for row in stacks]
         stack_times = np.array([row.median_s for row in stacks])
         llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
         self.cache_, self._coefficients = self._fit_pass(rows, passes, times, stack_passes, stack_times, llc)
@@ -169,7 +167,7 @@ class LatencyModel:
         self._residual = Residual.fit(inputs, log_ratio, min_noise=0.015, bounds=(0.7, 30.0))
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
 
-    def _log_ratio(self, rows: list[Measurement], passes: list[Pass], times: Array) -> Array:
+    def _log_ratio(self, rows: list[Measurement], passes: list[ForwardShape], times: Array) -> Array:
         """log(measured / base) of whole passes."""
         features = np.array(
             [self._features(*p, 1, row.cache == "cold", self.cache_) for p, row in zip(passes, rows, strict=True)]
@@ -177,7 +175,13 @@ class LatencyModel:
         return np.asarray(np.log(times / (features @ self._coefficients)))
 
     def _fit_pass(
-        self, rows: list[Measurement], passes: list[Pass], times: Array, stack_passes: list[Pass], stack_times: Array, llc: float
+        self,
+        rows: list[Measurement],
+        passes: list[ForwardShape],
+        times: Array,
+        stack_passes: list[ForwardShape],
+        stack_times: Array,
+        llc: float,
     ) -> tuple[CacheFit, Array]:
         """The cache's half point and steepness (grid) with the coefficients (non-negative least squares) that fit best."""
         best: tuple[float, CacheFit, Array] | None = None
@@ -198,7 +202,7 @@ class LatencyModel:
         assert best is not None
         return best[1], best[2]
 
-    def _stack_features(self, pass_: Pass) -> Array:
+    def _stack_features(self, pass_: ForwardShape) -> Array:
         """Features of one layer out of a cold stack: a pass without head, embedding and per-pass cost."""
         arch, batch, tokens, context = pass_
         one = self._group_seconds(arch.replace(num_hidden_layers=1), batch, tokens, context, 1)[1].copy()
@@ -321,7 +325,7 @@ class LatencyModel:
         if self.engine_ is not None:
             return self.engine_.largest_batch
         rows = self.profile.select("forward", self.dtype, self.mode)
-        return max((int(row.sizes()["batch"]) for row in rows), default=1)
+        return max((ForwardShape.of(row).batch for row in rows), default=1)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -356,9 +360,3 @@ class LatencyModel:
 def _sum(step: Estimate, extra: Estimate) -> Estimate:
     """A step and what comes on top of it; their errors are independent."""
     return Estimate(step.value + extra.value, math.hypot(step.std, extra.std), step.source)
-
-
-def _pass_of(row: Measurement) -> Pass:
-    sizes = row.sizes()
-    batch, tokens, context = sizes.pop("batch"), sizes.pop("tokens"), sizes.pop("context")
-    return Architecture(**sizes), batch, tokens, context

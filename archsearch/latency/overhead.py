@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from archsearch.estimate import Estimate
 from archsearch.latency.regression import DifferenceFit, fit_differences
-from archsearch.profiles import Measurement
+from archsearch.profiles import EngineShape, Measurement, RestShape
 
 Array = NDArray[np.float64]
 MIN_ROUND_ROWS = 2
@@ -46,14 +46,14 @@ class OverheadFit:
     @classmethod
     def fit(cls, rows: Sequence[Measurement]) -> OverheadFit | None:
         """From the `engine` rows of one engine and vocabulary; None where they are too few."""
-        steps = [row for row in rows if row.sizes()["gamma"] == 0]
+        steps = [row for row in rows if EngineShape.of(row).gamma == 0]
         plain = usable(steps) or [row for row in steps if row.cut_off]  # without any, the rounds would be lost too
-        rounds = [row for row in usable(rows) if row.sizes()["gamma"] > 0]
+        rounds = [row for row in usable(rows) if EngineShape.of(row).gamma > 0]
         if not plain or len(rounds) < MIN_ROUND_ROWS:
             return None
-        sizes = [row.sizes() for row in rounds]
-        depths = [float(size.get("draft_layers", 1)) for size in sizes]
-        points = [[1.0, float(size["gamma"])] for size in sizes]
+        shapes = [EngineShape.of(row) for row in rounds]
+        depths = [1.0 if shape.draft_layers is None else float(shape.draft_layers) for shape in shapes]
+        points = [[1.0, float(shape.gamma)] for shape in shapes]
         if len(set(depths)) > 1:  # drafts of several depths were measured: what a layer adds can be told
             points = [[*point, point[1] * depth] for point, depth in zip(points, depths, strict=True)]
         alone = fit_rows([[1.0]] * len(plain), plain)
@@ -86,8 +86,8 @@ def fit_overheads(rows: Sequence[Measurement]) -> dict[tuple[str, int], Overhead
     """By engine and vocabulary of the measurement; those with too few rows are left out."""
     groups: dict[tuple[str, int], list[Measurement]] = {}
     for row in rows:
-        sizes = row.sizes()
-        groups.setdefault((sizes["engine"], sizes["vocab_size"]), []).append(row)
+        shape = EngineShape.of(row)
+        groups.setdefault((shape.engine, shape.vocab_size), []).append(row)
     fits = {key: OverheadFit.fit(group) for key, group in groups.items()}
     return {key: fit for key, fit in fits.items() if fit is not None}
 
@@ -105,11 +105,11 @@ class RestFit:
     @classmethod
     def fit(cls, rows: Sequence[Measurement]) -> RestFit:
         """From the `rest` rows of one engine."""
-        rows = usable(rows)
-        plain = [(row, row.sizes()) for row in rows if row.sizes()["gamma"] == 0]
-        rounds = [(row, row.sizes()) for row in rows if row.sizes()["gamma"] > 0]
-        plain_points = [[1.0, size["batch"]] for _, size in plain]
-        points = [_round_point(size["gamma"], size["batch"]) for _, size in rounds]
+        shapes = [(row, RestShape.of(row)) for row in usable(rows)]
+        plain = [(row, shape) for row, shape in shapes if shape.gamma == 0]
+        rounds = [(row, shape) for row, shape in shapes if shape.gamma > 0]
+        plain_points = [[1.0, shape.batch] for _, shape in plain]
+        points = [_round_point(shape.gamma, shape.batch) for _, shape in rounds]
         return cls(
             fit_rows(plain_points, [row for row, _ in plain]) if plain else None,
             fit_rows(points, [row for row, _ in rounds]) if len(rounds) >= cls.MIN_ROUND_ROWS else None,

@@ -16,7 +16,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.profile_check import check_profile
 from archsearch.pipeline.profile_engine import profile_engine
 from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest, drafts_for_check, sample_space
-from archsearch.profiles import Profile, cpu_stack, stack_key
+from archsearch.profiles import EngineShape, Profile, cpu_stack, stack_key
 from archsearch.progress import ProgressLine
 from archsearch.workload import dtype_name
 
@@ -122,7 +122,7 @@ def _measure_engine(bench: CpuBench, profile: Profile, target: Architecture | No
     if subject is None or weight_bytes_per_pass(subject, 4) > min(2 << 30, memory / 4):
         subject = ENGINE_STAND_IN if subject is None else ENGINE_STAND_IN.replace(vocab_size=subject.vocab_size)
     for dtype in dtypes:
-        known = {row.sizes()["vocab_size"] for row in profile.select("engine", dtype, "eager")}
+        known = {EngineShape.of(row).vocab_size for row in profile.select("engine", dtype, "eager")}
         if subject.vocab_size not in known:
             with ProgressLine(f"what transformers adds, {dtype}") as line:
                 for row in measure_overhead(bench, subject, dtype, progress=line):

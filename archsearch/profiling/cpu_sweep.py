@@ -19,7 +19,7 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op, forward_ops, layer_ops
-from archsearch.profiles import Measurement, Profile, freeze_shape
+from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling import layers
 from archsearch.profiling.points import (
     Bench,
@@ -253,14 +253,8 @@ def check_points(
     (tokens, context) pairs without a row. A target is run whole where two copies of its weights stay below `model_limit_bytes`
     and half of `memory_bytes`."""
     rng = random.Random(f"check {seed}")
-    fields = list(Architecture.__dataclass_fields__)
-
-    def shape_of(row: Measurement) -> tuple[Any, ...]:
-        sizes = row.sizes()
-        return tuple(sizes[name] for name in fields)
-
-    seen = {shape_of(row) for row in profile.select("forward", dtype, mode)}
-    unseen = [arch for arch in drafts if tuple(getattr(arch, name) for name in fields) not in seen]
+    seen = {ForwardShape.of(row).architecture for row in profile.select("forward", dtype, mode)}
+    unseen = [arch for arch in drafts if arch not in seen]
     points: list[Point] = []
     for arch in rng.sample(unseen, min(count, len(unseen))):
         context = rng.choice(contexts)

@@ -16,7 +16,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import Elementwise, Op
-from archsearch.profiles import Measurement, Profile, freeze_shape
+from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.timer import WeightPool
 
@@ -39,7 +39,7 @@ class Point:
         if self.op is not None:
             return asdict(self.op)
         assert self.arch is not None
-        return {"batch": self.batch, "tokens": self.tokens, "context": self.context, **self.arch.to_dict()}
+        return ForwardShape(self.arch, self.batch, self.tokens, self.context).to_dict()
 
     def describe(self) -> str:
         """A few words for a person."""

@@ -18,7 +18,7 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.engines.transformers.engine import TransformersEngine
-from archsearch.profiles import Measurement, freeze_shape, median_error_s
+from archsearch.profiles import EngineShape, Measurement, freeze_shape, median_error_s
 from archsearch.profiling.cpu_sweep import CpuBench
 from archsearch.profiling.layers import ForwardRun, build_model
 from archsearch.profiling.timer import Timer
@@ -97,9 +97,11 @@ class _Trial:
     def row(self, case: Case, times: _Timings) -> Measurement:
         """The `engine` row of `case`."""
         gamma, layers = case
-        shape = {"engine": "transformers", "gamma": gamma, "draft_layers": layers, "vocab_size": self.vocab_size}
+        shape = EngineShape("transformers", gamma, layers, self.vocab_size)
         extra, std = times.extra(gamma)
-        return Measurement("engine", freeze_shape(shape), self.dtype, "eager", "warm", (extra,), std_s=max(std, SMALLEST_STD_S))
+        return Measurement(
+            "engine", freeze_shape(shape.to_dict()), self.dtype, "eager", "warm", (extra,), std_s=max(std, SMALLEST_STD_S)
+        )
 
 
 def measure_overhead(

@@ -19,7 +19,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, Sampling
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
-from archsearch.profiles import Measurement, freeze_shape
+from archsearch.profiles import EngineShape, Measurement, PassShape, RestShape, freeze_shape
 from archsearch.progress import Progress
 
 PassPrice = Callable[[Architecture | None, EngineStep], Estimate]
@@ -113,22 +113,15 @@ class StepRows:
         passes = []
         for (role, arch, batch, tokens, context, cache), times in self.passes.items():
             if len(times) >= MIN_STEPS and (role, arch, batch, tokens, context, cache) in self.grown:
-                shape = {
-                    "engine": self.engine,
-                    "role": role,
-                    "architecture": arch.to_dict(),
-                    "batch": batch,
-                    "tokens": tokens,
-                    "context": context,
-                }
+                shape = PassShape(self.engine, role, arch, batch, tokens, context).to_dict()
                 passes.append(self._row("pass", shape, cache, times, slowdown))
         for (gamma, batch, first), times in self.rests.items():
             if len(times) >= MIN_STEPS and (gamma, batch, first) in self.grown:
-                shape = {"engine": self.engine, "gamma": gamma, "batch": batch, "first_tokens": first}
+                shape = RestShape(self.engine, gamma, batch, first).to_dict()
                 rows.append(self._row("rest", shape, "warm", times, slowdown))
         for (gamma, layers, vocabulary), times in self.extras.items():
             if len(times) >= MIN_STEPS and (gamma, layers, vocabulary) in self.grown:
-                shape = {"engine": self.engine, "gamma": gamma, "draft_layers": layers, "vocab_size": vocabulary}
+                shape = EngineShape(self.engine, gamma, layers, vocabulary).to_dict()
                 row = self._row("engine", shape, "warm", times, slowdown)
                 std_s = math.hypot(row.error_s or 0.0, self.price_stds[gamma, layers, vocabulary])
                 rows.append(replace(row, std_s=std_s or None))
@@ -142,8 +135,8 @@ class StepRows:
 
 def _marks(row: Measurement) -> bool:
     """Whether this row says that its model was measured: the first pass of a round, or the target alone, of one request."""
-    sizes = row.sizes()
-    return row.cache == "cold" and sizes["batch"] == 1 and (sizes["role"] == "draft" or sizes["tokens"] == 1)
+    shape = PassShape.of(row)
+    return row.cache == "cold" and shape.batch == 1 and (shape.role == "draft" or shape.tokens == 1)
 
 
 def measured_models(
@@ -151,14 +144,10 @@ def measured_models(
 ) -> set[Architecture | None]:
     """Which of `drafts` (None: the target alone) were measured in `engine`, by `rows` of kind `pass` (or `engine`, where the
     engine tells whole steps only)."""
-    sizes = [(row, row.sizes()) for row in rows if row.kind in ("pass", "engine")]
-    marked = [size for row, size in sizes if row.kind == "pass" and size["engine"] == engine and _marks(row)]
-    found = {Architecture.from_dict(size["architecture"]) for size in marked}
-    whole = {
-        (size["gamma"], size.get("draft_layers"), size["vocab_size"])
-        for row, size in sizes
-        if row.kind == "engine" and size["engine"] == engine
-    }
+    passes = [PassShape.of(row) for row in rows if row.kind == "pass" and _marks(row)]
+    found = {shape.architecture for shape in passes if shape.engine == engine}
+    extras = [EngineShape.of(row) for row in rows if row.kind == "engine"]
+    whole = {(shape.gamma, shape.draft_layers, shape.vocab_size) for shape in extras if shape.engine == engine}
     known: set[Architecture | None] = set()
     if target in found or (0, 0, target.vocab_size) in whole:
         known.add(None)
