@@ -54,7 +54,7 @@ def profile_engine(
     import tempfile
 
     from archsearch.engines.engine import EngineSettings, EngineStep
-    from archsearch.engines.measure.passes import BATCHES, measure_passes, measured_models, spread_drafts
+    from archsearch.engines.measure.passes import BATCHES, PassRequest, measure_passes, measured_models, spread_drafts
     from archsearch.engines.registry import make_engine
 
     name, ref = request.engine_name, request.target_ref
@@ -103,11 +103,10 @@ def profile_engine(
         # Known ones keep their place in the list, because the place decides which gammas a draft is measured with.
         folders = [(arch, base if arch in known else random_draft(arch, dtype, base)) for arch in drafts]
         with ProgressLine(f"passes of {name}") as line:
-            measure_passes(
-                lambda: make_engine(name, settings),
-                target,
-                ref.architecture,
-                folders,
+            asked = PassRequest(
+                target=target,
+                architecture=ref.architecture,
+                drafts=folders,
                 dtype=dtype,
                 mode=mode,
                 vocabulary=ref.architecture.vocab_size,
@@ -115,7 +114,6 @@ def profile_engine(
                 slowdown=slowdown or (lambda: 1.0),
                 passes_s=passes_s if base_model is not None else None,
                 known=known,
-                record=profile.record,
-                progress=line,
             )
+            measure_passes(lambda: make_engine(name, settings), asked, record=profile.record, progress=line)
     return len(profile.rows) - before

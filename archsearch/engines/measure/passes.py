@@ -12,6 +12,7 @@ import random
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, Sampling
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
 from archsearch.profiles import EngineShape, Measurement, PassShape, RestShape, freeze_shape
-from archsearch.progress import Progress
+from archsearch.progress import Progress, silent
 
 PassPrice = Callable[[Architecture | None, EngineStep], Estimate]
 """Seconds of the passes of a step with that draft (None: the target alone), by the profile."""
@@ -175,76 +176,109 @@ def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architectu
     return chosen
 
 
+@dataclass(frozen=True, kw_only=True)
+class PassRequest:
+    """What is to be measured in an engine.
+
+    `target`: what the engine loads, of `architecture`; `drafts`: shapes with the folders of their random weights. `vocabulary`:
+    token ids of the made-up prompts lie below it. `context`: tokens in the cache in mid-run; `tokens`: written per request.
+    `slowdown()`: how much slower than its reference the machine is now, asked before and after every call. `passes_s`: seconds of
+    a step's passes by the profile, for engines that tell whole steps only; what is beyond them becomes rows of kind `engine`.
+    `known`: drafts (None: the target alone) that were measured before; they keep their place in `drafts`, which decides their
+    gammas.
+    """
+
+    target: Any
+    architecture: Architecture
+    drafts: Sequence[tuple[Architecture, Path]]
+    dtype: str
+    mode: str
+    vocabulary: int
+    context: int = 192
+    tokens: int = 32
+    repeats: int = 3
+    batches: Sequence[int] = BATCHES
+    slowdown: Callable[[], float] = lambda: 1.0
+    passes_s: PassPrice | None = None
+    known: Collection[Architecture | None] = ()
+
+
+class _PassTrial:
+    """One engine that runs the cases of a request, and what its steps told."""
+
+    def __init__(self, engine: Engine, asked: PassRequest) -> None:
+        self.engine, self.asked = engine, asked
+        self.rng = random.Random(0)
+        self.collected = StepRows(engine.name, asked.dtype, asked.mode)
+
+    def run_model(
+        self, draft: Architecture | None, folder: Path | None, gammas: Sequence[int], tell: Callable[[str, float], None]
+    ) -> list[Measurement]:
+        """Rows of the target with this draft (None: alone), at each batch size with its gamma."""
+        pairs = list(zip(self.asked.batches, gammas, strict=False))
+        repeats = self.asked.repeats
+        for group in _starts(self.engine, pairs):
+            largest = max(gamma for _, gamma in group)
+            self.engine.start(self.asked.target, folder, largest, **_options(self.engine, draft, group))
+            for repeat in range(repeats):
+                for batch, gamma in group if repeat % 2 == 0 else reversed(group):
+                    tell(f"{draft.label() if draft else 'target alone'}, batch {batch}", repeat / repeats)
+                    self.run_case(draft, batch, gamma)
+            self.engine.stop()
+        return self.collected.rows()
+
+    def run_case(self, draft: Architecture | None, batch: int, gamma: int) -> None:
+        """`batch` requests at once, their steps collected. Raises RunFailed where the engine does not tell them."""
+        asked, engine = self.asked, self.engine
+        before = asked.slowdown()
+        engine.generate(self.prompts(batch), Sampling(max_new_tokens=asked.tokens, ignore_end=True))
+        steps = engine.steps()
+        told = any(step.target_s is not None for step in steps)
+        if not steps or not (told or asked.passes_s):
+            raise RunFailed(f"{engine.name} does not tell what its steps take, so they cannot be profiled")
+        if told:
+            self.collected.add(steps, batch, gamma, asked.architecture, draft, 0.5 * (before + asked.slowdown()))
+        elif asked.passes_s is not None:
+            self.collected.add_whole(steps, batch, asked.architecture, draft, asked.passes_s)
+
+    def prompts(self, count: int) -> list[EnginePrompt]:
+        """Made-up prompts, half an answer shorter than `context`."""
+        length = max(8, self.asked.context - self.asked.tokens // 2)
+        most = min(1000, self.asked.vocabulary)
+        return [EnginePrompt(str(i), tuple(self.rng.randrange(most) for _ in range(length))) for i in range(count)]
+
+
 def measure_passes(
     make_engine: Callable[[], Engine],
-    target: Any,
-    target_architecture: Architecture,
-    drafts: Sequence[tuple[Architecture, Path]],
+    asked: PassRequest,
     *,
-    dtype: str,
-    mode: str,
-    vocabulary: int,
-    context: int = 192,
-    tokens: int = 32,
-    repeats: int = 3,
-    batches: Sequence[int] = BATCHES,
-    slowdown: Callable[[], float] = lambda: 1.0,
-    passes_s: PassPrice | None = None,
-    known: Collection[Architecture | None] = (),
     record: Callable[[Measurement], None] = lambda row: None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> list[Measurement]:
-    """Rows of kind `pass` and `rest` from `make_engine()`'s own steps; each is given to `record` as soon as its model is done.
-
-    `target`: what the engine loads; `drafts`: shapes with the folders of their random weights; `vocabulary`: token ids of the
-    made-up prompts lie below it; `context`: tokens in the cache in mid-run. `slowdown()`: how much slower than its reference the
-    machine is now, asked before and after every call. `passes_s`: seconds of a step's passes by the profile, for engines that
-    tell whole steps only; what is beyond them becomes rows of kind `engine`. `known`: drafts (None: the target alone) that were
-    measured before.
-    Raises RunFailed where the engine does not tell its steps.
+    """Rows of kind `pass` and `rest` (or `engine`) from `make_engine()`'s own steps; each is given to `record` as soon as its
+    model is done. Raises RunFailed where the engine does not tell its steps.
     """
-    rng = random.Random(0)
-    rows: list[Measurement] = []
+    plans: list[tuple[Architecture | None, Path | None, Sequence[int]]] = [(None, None, (0,) * len(asked.batches))]
+    plans += [(arch, folder, GAMMAS[number % len(GAMMAS)]) for number, (arch, folder) in enumerate(asked.drafts)]
+    rows: dict[Any, Measurement] = {}
     engine = make_engine()
-    plans: list[tuple[Architecture | None, Path | None, Sequence[int]]] = [(None, None, (0,) * len(batches))]
-    plans += [(arch, folder, GAMMAS[number % len(GAMMAS)]) for number, (arch, folder) in enumerate(drafts)]
-    sampling = Sampling(max_new_tokens=tokens, ignore_end=True)
-    collected = StepRows(engine.name, dtype, mode)
-
-    def prompts(count: int) -> list[EnginePrompt]:
-        length = max(8, context - tokens // 2)
-        most = min(1000, vocabulary)
-        return [EnginePrompt(str(i), tuple(rng.randrange(most) for _ in range(length))) for i in range(count)]
-
+    trial = _PassTrial(engine, asked)
     try:
         for number, (arch, folder, gammas) in enumerate(plans):
-            if arch in known:
+            if arch in asked.known:
                 continue
-            pairs = list(zip(batches, gammas, strict=False))
-            for group in _starts(engine, pairs):
-                engine.start(target, folder, max(gamma for _, gamma in group), **_options(engine, arch, group))
-                for repeat in range(repeats):
-                    for batch, gamma in group if repeat % 2 == 0 else reversed(group):
-                        if progress is not None:
-                            what = f"{arch.label() if arch else 'target alone'}, batch {batch}"
-                            progress(what, number + repeat / repeats, len(plans))
-                        before = slowdown()
-                        engine.generate(prompts(batch), sampling)
-                        steps = engine.steps()
-                        told = any(step.target_s is not None for step in steps)
-                        if not steps or not (told or passes_s):
-                            raise RunFailed(f"{engine.name} does not tell what its steps take, so they cannot be profiled")
-                        if told:
-                            collected.add(steps, batch, gamma, target_architecture, arch, 0.5 * (before + slowdown()))
-                        elif passes_s is not None:
-                            collected.add_whole(steps, batch, target_architecture, arch, passes_s)
-                engine.stop()
-            for row in collected.rows():
+            tell = partial(_tell, progress, number, len(plans))
+            for row in trial.run_model(arch, folder, gammas, tell):
                 record(row)
-                rows.append(row)
+                rows[row.key] = row
     finally:
         engine.stop()
-    return list({row.key: row for row in rows}.values())
+    return list(rows.values())
+
+
+def _tell(progress: Progress, number: int, count: int, what: str, share: float) -> None:
+    """Progress of the `number`th of `count` models, `share` of which is done."""
+    progress(what, number + share, count)
 
 
 def _starts(engine: Engine, pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.measure.passes import measure_passes, spread_drafts
+from archsearch.engines.measure.passes import PassRequest, measure_passes, spread_drafts
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import pass_of
@@ -17,10 +19,18 @@ TARGET = Architecture(64, 128, 4, 4, 2, 16, 320)
 DRAFTS = [(TARGET.replace(num_hidden_layers=layers), Path(f"draft-{layers}")) for layers in (1, 2)]
 
 
-def measured(engine: MadeUpEngine, **options: object) -> list:
-    return measure_passes(
-        lambda: engine, "target", TARGET, DRAFTS, dtype="bfloat16", mode="eager", vocabulary=320, context=64, **options
+def measured(engine: MadeUpEngine, record: Callable = lambda row: None, **options: Any) -> list:
+    asked = PassRequest(
+        target="target",
+        architecture=TARGET,
+        drafts=DRAFTS,
+        dtype="bfloat16",
+        mode="eager",
+        vocabulary=320,
+        context=64,
+        **options,
     )
+    return measure_passes(lambda: engine, asked, record=record)
 
 
 @pytest.mark.parametrize("schedules", [True, False])
