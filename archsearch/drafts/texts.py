@@ -68,6 +68,14 @@ class RunTexts:
                 )
         return self._caches["text"]
 
+    def write_training_once(self, budget_s: float) -> TextCache:
+        """As `write_training`, but a text that stopped at its budget is finished all the same: drafts of a run must share it."""
+        done = self.folder / "text" / "done.json"
+        if not done.exists():
+            self.write_training(budget_s)
+            write_json(done, {"tokens": self.training().written_tokens})
+        return self.training()
+
     def write_more(self, budget_s: float) -> TextCache | None:
         """Sampled answers to the training prompts, where every prompt has its greedy one: more text to train on, none of it for
         prompts whose answers are kept out to compare drafts on. None where there is none and no time for it."""

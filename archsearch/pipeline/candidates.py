@@ -25,11 +25,12 @@ from archsearch.export import (
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings, has_tokenizer
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.session import TEXT_SHARE, SearchSession, check_weights
+from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
 from archsearch.search.objective import Score
+from archsearch.search.rungs import TEXT_SHARE_ALONE
 
 
 def write_best(session: SearchSession, ranked: Sequence[Score], trained: Mapping[Architecture, TrainedDraft]) -> None:
@@ -79,8 +80,8 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     try:
         trainer.texts.training()
     except MissingDataError:
-        trainer.texts.write_training(TEXT_SHARE * budget_s)
-        budget_s *= 1 - TEXT_SHARE
+        trainer.texts.write_training(TEXT_SHARE_ALONE * budget_s)
+        budget_s *= 1 - TEXT_SHARE_ALONE
     training = trainer.draft_folder(score.architecture) / "training.json"
     before = float(read_json(training, "training record")["seconds"]) if training.exists() else 0.0
     draft = trainer.train(score.architecture, before + budget_s, session.request.seed, f"rank {rank}")

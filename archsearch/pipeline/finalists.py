@@ -17,9 +17,10 @@ from archsearch.drafts.records import ShortTraining, TrainedDraft
 from archsearch.drafts.trainer import choose_finalists
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
-from archsearch.pipeline.session import TEXT_SHARE, SearchSession
+from archsearch.pipeline.session import SearchSession
 from archsearch.progress import say
 from archsearch.search.objective import Score, Scorer
+from archsearch.search.rungs import TEXT_SHARE_ALONE
 
 ALL_SHARE: Final = 0.5  # of the training time; the rest goes to the best
 PROBE_TOKENS: Final = 4_000  # to learn how fast each draft trains; they count as its first tokens
@@ -125,7 +126,7 @@ def train_finalists(session: SearchSession, trainer: Trainer, ranked: Sequence[S
         state["shapes"] = [score.architecture.to_dict() for score in choose_finalists(ranked, request.finalists)]
         write_json(path, state)
     shapes = [Architecture.from_dict(shape) for shape in state["shapes"]]
-    training_s = (1.0 - TEXT_SHARE) * request.time_budget_s
+    training_s = (1.0 - TEXT_SHARE_ALONE) * request.time_budget_s
     if len(shapes) == 1:
         return [trainer.train(shapes[0], training_s, request.seed, "finalist 1/1")]
     start = time.monotonic() - sum(trainer.spent(shape)[1] for shape in shapes)

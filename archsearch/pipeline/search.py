@@ -8,16 +8,16 @@ from dataclasses import asdict
 from typing import Any
 
 from archsearch.drafts.records import TrainedDraft
-from archsearch.files import write_json
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
-from archsearch.pipeline.session import TEXT_SHARE, SearchRequest, SearchSession
+from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
 from archsearch.search import study
 from archsearch.search.objective import Score
+from archsearch.search.rungs import TEXT_SHARE_ALONE
 
 
 def search(request: SearchRequest) -> dict[str, Any]:
@@ -28,27 +28,37 @@ def search(request: SearchRequest) -> dict[str, Any]:
     """
     start = time.monotonic()
     session = SearchSession.start(request)
-    if request.climb and request.confirm:
-        return climb_search(session, start)
-    run, trainer = session.run, None
-    if request.confirm:
-        trainer = session.trainer()
-        written = run.path / "text" / "done.json"
-        if not written.exists():  # a text that stopped at its budget is finished all the same: drafts must share it
-            trainer.texts.write_training(TEXT_SHARE * request.time_budget_s)
-            write_json(written, {"tokens": trainer.texts.training().written_tokens})
-        session.scorer = session.scorer.with_coverage(trainer.texts.coverage())
+    if not request.confirm:
+        return rank_only(session)
+    return climb_search(session, start) if request.climb else finalist_search(session)
+
+
+def rank_only(session: SearchSession) -> dict[str, Any]:
+    """The ranking by what is known beforehand; nothing is trained."""
     result = rung_zero(session)
-    run.write_trials(result.trials)
-    ranked = result.best
-    trained: list[TrainedDraft] = []
-    if trainer is not None:
-        trained = train_finalists(session, trainer, ranked)
-        ranked = with_measured(session, trained, ranked)
-    ranked = [score.with_rank(rank) for rank, score in enumerate(ranked[: max(request.top, len(trained))], start=1)]
-    write_best(session, ranked, {draft.architecture: draft for draft in trained})
+    session.run.write_trials(result.trials)
+    return outcome(session, result, write_ranked(session, [], result.best), [])
+
+
+def finalist_search(session: SearchSession) -> dict[str, Any]:
+    """Text, ranking, full training of the prior's best, confirmation; the time budget is for text and training."""
+    request, trainer = session.request, session.trainer()
+    trainer.texts.write_training_once(TEXT_SHARE_ALONE * request.time_budget_s)
+    session.scorer = session.scorer.with_coverage(trainer.texts.coverage())
+    result = rung_zero(session)
+    session.run.write_trials(result.trials)
+    trained = train_finalists(session, trainer, result.best)
+    ranked = write_ranked(session, trained, result.best)
     confirmed = [confirm_rank(session, rank, trainer=trainer) for rank in range(1, min(request.confirm, len(trained)) + 1)]
     return outcome(session, result, ranked, confirmed) | {"notes": finalist_notes(session) if trained else []}
+
+
+def write_ranked(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
+    """best/ of the run: trained drafts by what was measured of them, then the best of the rest; as many as were asked for."""
+    scores = with_measured(session, trained, ranked)[: max(session.request.top, len(trained))]
+    best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
+    write_best(session, best, {draft.architecture: draft for draft in trained})
+    return best
 
 
 def rung_zero(session: SearchSession) -> study.SearchResult:
@@ -111,11 +121,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     if plan.stay:
         state.notes = [f"rung 0 only: {plan.stay}"]
         file.save()
-        result = rung_zero(session)
-        run.write_trials(result.trials)
-        ranked = [score.with_rank(rank) for rank, score in enumerate(result.best[: request.top], start=1)]
-        write_best(session, ranked, {})
-        return outcome(session, result, ranked, []) | {"rungs": [], "notes": state.notes, "plan": plan.to_dict()}
+        return rank_only(session) | {"rungs": [], "notes": state.notes, "plan": plan.to_dict()}
     trainer = session.trainer()
     climb.write_texts(trainer, file, plan)
     coverage = trainer.texts.coverage()
@@ -133,9 +139,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     ascent = climb.start_climb(session, file, plan, trainer, result.best, known)
     trained = ascent.climb()
     run.write_trials(climb.trial_rows(result.trials, state))
-    ranked = with_measured(session, trained, ascent.standings())
-    ranked = [score.with_rank(rank) for rank, score in enumerate(ranked[: max(request.top, len(trained))], start=1)]
-    write_best(session, ranked, {draft.architecture: draft for draft in trained})
+    ranked = write_ranked(session, trained, ascent.standings())
     begin = time.monotonic()
     confirmed = []
     for rank in range(1, min(request.confirm, len(trained)) + 1):

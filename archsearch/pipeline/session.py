@@ -27,7 +27,6 @@ from archsearch.text.prompt_set import load_prompt_set
 from archsearch.workload import Workload, WorkloadRequest
 
 PRIOR_FILE = "prior.json"
-TEXT_SHARE = 0.35  # of the time budget: the target writes; the rest trains
 
 
 @dataclass(frozen=True)

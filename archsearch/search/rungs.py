@@ -23,6 +23,7 @@ import numpy as np
 
 # Shares of the whole time budget. What a step does not use goes to those after it.
 TEXT_SHARE: Final = 0.25
+TEXT_SHARE_ALONE: Final = 0.35  # without a climb, where the budget is for text and full training only
 RUNG_SHARE: Final = 0.25
 FINALIST_SHARE: Final = 0.40
 # The rest, for confirming: at most this much is set aside; where not even LEAST_PROMPTS fit into MOST_CONFIRM_SHARE, nothing is

@@ -354,12 +354,9 @@ def start_climb(
 
 def write_texts(trainer: DraftTrainer, file: StateFile, plan: Plan) -> None:
     """Held-out text, then the training text, then further answers, until the plan's share is used."""
-    written = trainer.folder / "text" / "done.json"
     start = file.clock()
     trainer.texts.heldout(0.5 * plan.text_s)
-    if not written.exists():  # a text that stopped at its budget is finished all the same: drafts must share it
-        trainer.texts.write_training(max(plan.text_s - file.elapsed_s(), 0.1 * plan.text_s))
-        write_json(written, {"tokens": trainer.texts.training().written_tokens})
+    trainer.texts.write_training_once(max(plan.text_s - file.elapsed_s(), 0.1 * plan.text_s))
     more = trainer.folder / "more_done.json"
     if not more.exists():
         left = plan.text_s - file.elapsed_s()
