@@ -148,13 +148,14 @@ class LatencyModel:
                 f"{MIN_ROWS['forward']} are needed; run archsearch profile longer (--budget 5m)"
             )
         passes = [ForwardShape.of(row) for row in rows]
-        times = np.array([row.median_s for row in rows])
+        times = np.array([row.median_s for row in rows])  # [passes], seconds
         stacks = steady(self.profile.select("layer", self.dtype, self.mode))
         stack_passes = [ForwardShape.of(row) for row in stacks]
-        stack_times = np.array([row.median_s for row in stacks])
+        stack_times = np.array([row.median_s for row in stacks])  # [stacks], seconds per layer
         llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
         self.cache_, self._coefficients = self._fit_pass(rows, passes, times, stack_passes, stack_times, llc)
-        outlying = np.abs(self._log_ratio(rows, passes, times))
+        outlying = np.abs(self._log_ratio(rows, passes, times))  # [passes]
+        # 1.4826 MAD estimates a std where the errors are normal; below 25 % nothing is called an outlier.
         limit = max(OUTLIER_MADS * 1.4826 * float(np.median(outlying)), 0.25)
         if (outlying > limit).any() and (outlying <= limit).sum() >= MIN_ROWS["forward"]:  # a stall that the probe did not feel
             self.outliers_ = [row for row, size in zip(rows, outlying, strict=True) if size > limit]
@@ -162,13 +163,13 @@ class LatencyModel:
             rows, passes, times = [rows[i] for i in keep], [passes[i] for i in keep], times[keep]
             self.cache_, self._coefficients = self._fit_pass(rows, passes, times, stack_passes, stack_times, llc)
         self.coefficients_ = dict(zip(GROUPS, self._coefficients.tolist(), strict=True))
-        log_ratio = self._log_ratio(rows, passes, times)
-        inputs = np.array([self._inputs(*p, row.cache == "cold") for p, row in zip(passes, rows, strict=True)])
+        log_ratio = self._log_ratio(rows, passes, times)  # [passes]
+        inputs = np.array([self._inputs(*p, row.cache == "cold") for p, row in zip(passes, rows, strict=True)])  # [passes, 10]
         self._residual = Residual.fit(inputs, log_ratio, min_noise=0.015, bounds=(0.7, 30.0))
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
 
     def _log_ratio(self, rows: list[Measurement], passes: list[ForwardShape], times: Array) -> Array:
-        """log(measured / base) of whole passes."""
+        """log(measured / base) of whole passes, [passes]."""
         features = np.array(
             [self._features(*p, 1, row.cache == "cold", self.cache_) for p, row in zip(passes, rows, strict=True)]
         )
@@ -203,7 +204,7 @@ class LatencyModel:
         return best[1], best[2]
 
     def _stack_features(self, pass_: ForwardShape) -> Array:
-        """Features of one layer out of a cold stack: a pass without head, embedding and per-pass cost."""
+        """Features [GROUPS] of one layer out of a cold stack: a pass without head, embedding and per-pass cost."""
         arch, batch, tokens, context = pass_
         one = self._group_seconds(arch.replace(num_hidden_layers=1), batch, tokens, context, 1)[1].copy()
         head = sum(self.ops.op_s(op, True)[0] for op in head_ops(arch, batch=batch, tokens=tokens) if isinstance(op, Elementwise))
