@@ -8,7 +8,7 @@ from archsearch.report.figures import INK, MARK, SERIES, STYLE
 from archsearch.report.headline import Headline, headline
 from archsearch.report.page import write_html
 from archsearch.report.phrases import MANTISSA_BITS, SOURCES
-from archsearch.report.reading import Candidate, Reading, candidates, complete_trials, groups, read_run
+from archsearch.report.reading import Reading, Shown, candidates, complete_trials, groups, read_run
 from archsearch.report.terminal.summary import BEST_SHOWN, summary_text
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "SERIES",
     "SOURCES",
     "STYLE",
-    "Candidate",
+    "Shown",
     "Reading",
     "Headline",
     "candidates",

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from archsearch.estimate import Estimate
-from archsearch.report.phrases import MANTISSA_BITS, identity_words, slowdown_words, undecided_words, unprofiled_words
-from archsearch.report.reading import Candidate
+from archsearch.report.phrases import MANTISSA_BITS, identity_words, slowdown_words, unprofiled_words
+from archsearch.report.reading import Shown
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import as_estimate
-from archsearch.runs.terms import REST, optional_terms
+from archsearch.runs.terms import REST
 from archsearch.search.objective import Score
 from archsearch.speedup import accepted_by_position
 
@@ -47,8 +48,9 @@ _POOLED: Final = "speed-up, x, all tokens over all seconds"
 _BROUGHT_BY: Final = {"decode_s": _DECODE, "draft_s": _DRAFT, "verify_s": _VERIFY, "overhead_s": _OVERHEAD, "tau": _TAU}
 
 
-def _terms_note(data: Mapping[str, Any]) -> str:
+def _terms_note(confirmed: Confirmed) -> str:
     """What the columns of the term table are, true of what this engine told."""
+    data = confirmed.record
     told = [name for name, key in _MEASURED_TERMS.items() if _timed(data, key) is not None]
     untold = [name for name in _MEASURED_TERMS if name not in told]
     if not told:
@@ -57,7 +59,7 @@ def _terms_note(data: Mapping[str, Any]) -> str:
         times = f"The engine timed the parts of its rounds: measured {', '.join(told)} are medians over whole rounds. "
         times += "Overhead is what is neither draft nor verify. " if "overhead" in told else ""
         times += f"It did not tell {', '.join(untold)}. " if untold else ""
-    return _ERRORS + times + _WINDOW + (_BRINGS + slowdown_words(data.get("slowdown")) if _shares(data) else "")
+    return _ERRORS + times + _WINDOW + (_BRINGS + slowdown_words(data.get("slowdown")) if _shares(confirmed) else "")
 
 
 def _timed(data: Mapping[str, Any], name: str) -> Estimate | None:
@@ -66,35 +68,36 @@ def _timed(data: Mapping[str, Any], name: str) -> Estimate | None:
     return Estimate(float(value), 0.0, "measured") if value is not None and math.isfinite(value) else None
 
 
-def _shares(data: Mapping[str, Any]) -> dict[str, float]:
+def _shares(confirmed: Confirmed) -> dict[str, float]:
     """What each term brings to the error of the speed-up; {} where the engine did not tell every term."""
-    terms, error = optional_terms(data.get("error_by_term")), data.get("relative_error")
-    return terms.shares(float(error)) if terms and error is not None else {}
+    terms, error = confirmed.error_by_term, confirmed.relative_error
+    return terms.shares(error) if terms and error is not None else {}
 
 
-def section_confirmed(item: Candidate) -> str:
-    data = item.confirmed or {}
-    gains = f"gamma {data['gamma']}, {data['engine']} {data['engine_version']}, {data.get('dtype', '')}"
+def section_confirmed(item: Shown) -> str:
+    assert item.confirmed is not None
+    confirmed, data = item.confirmed, item.confirmed.record
+    gains = f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {data.get('dtype', '')}"
     counted = ", ".join(f"{data[key]:,} {key}" for key in ("prompts", "tokens", "rounds") if isinstance(data.get(key), int))
     label = item.score.architecture.label()
     parts = [f"<h2>Predicted beside measured: rank {item.rank}</h2>", html_note(f"{label}; {gains}; {counted}.")]
     if item.stale:
         stale = "The draft was trained further after this confirmation; the figures are of the weights before."
         parts.append(f"<p><strong>{stale}</strong></p>")
-    doubt = undecided_words(data)
-    if doubt is not None:
-        parts.append(f"<p><strong>Not decided: {html.escape(doubt)}. Confirm it again with nothing else running.</strong></p>")
+    if confirmed.undecided is not None:
+        doubt = f"Not decided: {confirmed.undecided}. Confirm it again with nothing else running."
+        parts.append(f"<p><strong>{html.escape(doubt)}</strong></p>")
     if unprofiled_words(data):
         parts.append(f"<p><strong>{html.escape(unprofiled_words(data))}</strong></p>")
     if data.get("prompts_seen"):
         parts.append(html_note(f"Not on unseen prompts: {data['prompts_seen']}."))
-    parts += [_term_table(data), html_note(_terms_note(data))]
+    parts += [_term_table(confirmed), html_note(_terms_note(confirmed))]
     if data.get("slowdown") is not None:
         slower = f"{data['slowdown']:.2f} times slower than the profile's reference"
         parts.append(html_note(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it."))
     if data.get("speedup_pooled") is not None:
         parts.append(html_note(f"With prefill the measured speed-up is {data['speedup_end_to_end']:.2f}x, pooled."))
-    parts.append(_position_table(item, data))
+    parts.append(_position_table(item, confirmed))
     categories = data.get("categories") or {}
     if categories:
         rows: list[list[Cell | str]] = [
@@ -103,13 +106,12 @@ def section_confirmed(item: Candidate) -> str:
         ]
         header = ("category", "prompts", "alpha", "tau, tokens", "speed-up, median")
         parts += ["<h3>By category of prompts, measured</h3>", html_table(header, rows)]
-    others = [row for row in data.get("other_gammas") or []]
-    if others:
+    if confirmed.other_gammas:
         rows = [
-            [str(row["gamma"]), value_cell(as_estimate(row["speedup"]), 2, unit="x"), _pooled(row),
-             f"{as_estimate(row['predicted_speedup']).value:.2f}x", f"{row['relative_error']:+.1%}",
-             value_cell(as_estimate(row["tau"])), f"{row['tokens_per_s']:.1f}"]
-            for row in sorted([data, *others], key=lambda row: row["gamma"]) if row.get("relative_error") is not None
+            [str(row.gamma), value_cell(row.speedup, 2, unit="x"), _pooled(row), f"{row.predicted_speedup.value:.2f}x",
+             f"{row.relative_error:+.1%}", value_cell(row.tau), f"{row.tokens_per_s:.1f}"]
+            for row in sorted([confirmed, *confirmed.other_gammas], key=lambda row: row.gamma)
+            if row.relative_error is not None and row.predicted_speedup is not None
         ]  # fmt: skip
         measures = (
             "gamma",
@@ -125,16 +127,14 @@ def section_confirmed(item: Candidate) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _pooled(data: Mapping[str, Any]) -> str:
-    pooled = data.get("speedup_pooled")
-    return "-" if pooled is None else f"{pooled:.2f}x" + ("; not decided" if undecided_words(data) is not None else "")
+def _pooled(row: Confirmed) -> str:
+    return "-" if row.pooled is None else f"{row.pooled:.2f}x" + ("; not decided" if row.undecided is not None else "")
 
 
-def _term_table(data: Mapping[str, Any]) -> str:
-    raw = data.get("predicted")
-    predicted = Score.from_dict({**raw}) if isinstance(raw, Mapping) else None
+def _term_table(confirmed: Confirmed) -> str:
+    data, predicted = confirmed.record, confirmed.predicted
     terms: list[tuple[str, Estimate | None, Estimate | None, float, int]] = []
-    shares = _shares(data)
+    shares = _shares(confirmed)
     if predicted is not None:
         overhead = as_estimate(data["overhead_s"]) if data.get("overhead_s") is not None else _overhead(predicted)
         total = data.get("predicted_round_s")
@@ -147,17 +147,17 @@ def _term_table(data: Mapping[str, Any]) -> str:
             (_VERIFY, predicted.verify_s, _timed(data, "verify_s"), 1e3, 2),
             (_OVERHEAD, overhead, _timed(data, "rest_s"), 1e3, 2),
             ("round, ms (draft + verify + overhead)", whole, _timed(data, "round_s"), 1e3, 2),
-            ("alpha", predicted.alpha, as_estimate(data["alpha"]), 1.0, 3),
-            (_TAU, predicted.tau, as_estimate(data["tau"]), 1.0, 2),
+            ("alpha", predicted.alpha, confirmed.alpha, 1.0, 3),
+            (_TAU, predicted.tau, confirmed.tau, 1.0, 2),
         ]
-    gain = as_estimate(data["speedup"])
+    gain = confirmed.speedup
     if predicted is not None:
         terms.append((_SPEEDUP, predicted.speedup, gain, 1.0, 2))
-    elif data.get("predicted_speedup") is not None:
-        bare = Estimate(as_estimate(data["predicted_speedup"]).value, 0.0, "modelled")
+    elif confirmed.predicted_speedup is not None:
+        bare = Estimate(confirmed.predicted_speedup.value, 0.0, "modelled")
         terms.append((_SPEEDUP, bare, gain, 1.0, 2))
-    if data.get("speedup_pooled") is not None:
-        terms.append((_POOLED, None, Estimate(float(data["speedup_pooled"]), 0.0, "measured"), 1.0, 2))
+    if confirmed.pooled is not None:
+        terms.append((_POOLED, None, Estimate(confirmed.pooled, 0.0, "measured"), 1.0, 2))
     if data.get("predicted_at_measured_tau") is not None:
         times_only = Estimate(data["predicted_at_measured_tau"], 0.0, "modelled")
         terms.append(("speed-up, x, with the tau the engine counted", times_only, gain, 1.0, 2))
@@ -175,18 +175,17 @@ def _term_table(data: Mapping[str, Any]) -> str:
         for row, term in zip(rows, terms, strict=True):
             row.append(f"{brought[term[0]]:+.1%}" if term[0] in brought else "")
         rows.insert([term[0] for term in terms].index(_SPEEDUP), [text_cell("rest"), "", "", "", "", f"{shares[REST]:+.1%}"])
-    rates = f"{data['baseline_tokens_per_s']:.1f}, {data['tokens_per_s']:.1f}"
+    rates = f"{confirmed.baseline_tokens_per_s:.1f}, {confirmed.tokens_per_s:.1f}"
     last: list[Cell | str] = [text_cell("tokens/s: target alone, with draft"), "", Cell(rates, "measured"), "", ""]
     rows.append([*last, ""] if shares else last)
     header = ("term", "predicted", "measured", "relative error", "in std", *(["part of the speed-up's error"] if shares else []))
     return html_table(header, rows)
 
 
-def _position_table(item: Candidate, data: Mapping[str, Any]) -> str:
-    measured = data.get("accepted_by_position")
-    if not isinstance(measured, list | tuple) or not measured:
+def _position_table(item: Shown, confirmed: Confirmed) -> str:
+    measured, alpha = confirmed.accepted_by_position, confirmed.alpha.value
+    if not measured:
         return ""
-    alpha = as_estimate(data["alpha"]).value
     closed = accepted_by_position([alpha] * len(measured))
     header = ["acceptance by position", *(str(i) for i in range(1, len(measured) + 1))]
     rows: list[list[Cell | str]] = [[text_cell("measured in the engine"), *(f"{share:.3f}" for share in measured)]]

@@ -19,8 +19,8 @@ from archsearch.report.phrases import (
     speedup_words,
     unprofiled_words,
 )
-from archsearch.report.reading import Candidate, complete_trials
-from archsearch.runs.fields import as_estimate
+from archsearch.report.reading import Shown, complete_trials
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.load import LoadRecord
 from archsearch.runs.run import Run
 from archsearch.schedule import ranges_words
@@ -37,10 +37,10 @@ class Headline:
     title: str
     lines: list[str]
     next: list[tuple[str, str]]
-    lead: Candidate | None
+    lead: Shown | None
 
 
-def headline(run: Run, found: Sequence[Candidate]) -> Headline:
+def headline(run: Run, found: Sequence[Shown]) -> Headline:
     """Does speculation pay, with which draft, how much, how sure; and what to do next."""
     target, device = str(run.arguments.get("target", "the target")), str(run.info["device"].get("key", "this device"))
     if not found:
@@ -79,9 +79,9 @@ def headline(run: Run, found: Sequence[Candidate]) -> Headline:
     ]
     if lead.stage == "retrained":
         lines.append("Not confirmed: this draft was trained further after its confirmation. Confirm it again.")
-    elif lead.trained and any(not load.synthetic for load in lead.loads):
+    elif lead.has_weights and any(not load.synthetic for load in lead.loads):
         lines.append("Not confirmed prompt by prompt: output with and without this draft has not been compared.")
-    elif lead.trained:
+    elif lead.has_weights:
         lines.append("Not confirmed: the draft has weights, and alpha was measured on held-out text, but no engine has run it.")
     elif lead.loads:
         lines.append(
@@ -99,17 +99,17 @@ def _batch_size(run: Run) -> int:
     return max(1, int(run.arguments.get("batch_size") or 1))
 
 
-def _own_load(run: Run, lead: Candidate) -> LoadRecord | None:
+def _own_load(run: Run, lead: Shown) -> LoadRecord | None:
     """What the very engine that the run predicts for did at the run's batch size: synthetic acceptance for a lead without
     weights, its own for a trained one; None without such a measurement."""
     batch, engine = _batch_size(run), run.arguments.get("engine") or "transformers"
     for load in lead.loads:
-        if load.engine == engine and batch in load.concurrencies and load.synthetic != lead.trained:
+        if load.engine == engine and batch in load.concurrencies and load.synthetic != lead.has_weights:
             return None if load.is_stale(lead.score.alpha) else load
     return None
 
 
-def _serving_lines(run: Run, found: Sequence[Candidate], lead: Candidate) -> list[str]:
+def _serving_lines(run: Run, found: Sequence[Shown], lead: Shown) -> list[str]:
     """What was measured under load, of the lead and of others that ran, and the lead's schedule. Never called a confirmation
     where acceptance was synthetic."""
     lines = []
@@ -122,12 +122,12 @@ def _serving_lines(run: Run, found: Sequence[Candidate], lead: Candidate) -> lis
     return lines
 
 
-def _load_words(run: Run, item: Candidate, load: LoadRecord, who: str) -> str:
+def _load_words(run: Run, item: Shown, load: LoadRecord, who: str) -> str:
     where = f"in {engine_title(load.engine)} {load.engine_version}".rstrip()
     alpha = item.score.alpha
     if not load.synthetic:
         start = f"{who}under load {where}, with the draft's own acceptance"
-    elif item.trained:
+    elif item.has_weights:
         start = f"{who}{where} with synthetic acceptance at predicted rates, not the draft's own"
     else:
         start = f"{who}not trained yet; {where} with synthetic acceptance at the predicted alpha"
@@ -148,32 +148,32 @@ def _load_words(run: Run, item: Candidate, load: LoadRecord, who: str) -> str:
     return f"{start[:1].upper()}{start[1:]}: {', '.join(gains)}{more}.{stale}"
 
 
-def _confirmed_headline(run: Run, found: Sequence[Candidate], lead: Candidate, target: str, device: str) -> Headline:
-    data, gain = lead.confirmed or {}, lead.measured_speedup
-    assert gain is not None
-    interval = data.get("speedup_interval") or [gain.value - 1.645 * gain.std, gain.value + 1.645 * gain.std]
+def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, target: str, device: str) -> Headline:
+    assert lead.confirmed is not None
+    confirmed, data = lead.confirmed, lead.confirmed.record
+    gain, interval = confirmed.speedup, confirmed.interval
     where = f"for {target} on {device}"
     if lead.undecided is not None:
         answer = f"Not decided whether speculation pays {where}: {lead.undecided}"
     elif interval[0] > 1.0:
-        answer = f"Speculation pays {where}: {speedup_words(data)}"
+        answer = f"Speculation pays {where}: {speedup_words(confirmed)}"
     elif interval[1] < 1.0:
-        answer = f"Speculation does not pay {where}: {speedup_words(data)}"
+        answer = f"Speculation does not pay {where}: {speedup_words(confirmed)}"
     else:
-        answer = f"Too close to call {where}: {speedup_words(data)}; 1x lies within the error"
-    rates = f"{data['baseline_tokens_per_s']:.1f} tokens/s alone, {data['tokens_per_s']:.1f} with the draft"
+        answer = f"Too close to call {where}: {speedup_words(confirmed)}; 1x lies within the error"
+    rates = f"{confirmed.baseline_tokens_per_s:.1f} tokens/s alone, {confirmed.tokens_per_s:.1f} with the draft"
     ran = "Confirmed" if lead.undecided is None else "Ran"
     lines = [
-        _draft_words(lead, data["gamma"]),
-        f"{ran} in {data['engine']} {data['engine_version']} on {data['prompts']} held-out prompts, interleaved: {rates}.",
+        _draft_words(lead, confirmed.gamma),
+        f"{ran} in {confirmed.engine} {confirmed.engine_version} on {data['prompts']} held-out prompts, interleaved: {rates}.",
     ]
     if lead.undecided is None:
-        lines.append(_how_sure(data, interval))
+        lines.append(_how_sure(confirmed))
     else:
         lines.append("This confirmation counts for nothing. Stop other work on the machine and confirm again.")
-    if data.get("relative_error") is not None and lead.undecided is None:
-        expected = as_estimate(data["predicted_speedup"]).value
-        lines.append(f"It had been predicted at {expected:.2f}x, {data['relative_error']:+.1%} off.")
+    expected, error = confirmed.predicted_speedup, confirmed.relative_error
+    if expected is not None and error is not None and lead.undecided is None:
+        lines.append(f"It had been predicted at {expected.value:.2f}x, {error:+.1%} off.")
     lines += [words] if (words := unprofiled_words(data)) else []
     if data.get("prompts_seen"):
         lines.append(f"Not on unseen prompts: {data['prompts_seen']}.")
@@ -186,11 +186,11 @@ def _confirmed_headline(run: Run, found: Sequence[Candidate], lead: Candidate, t
     return Headline(answer + ".", lines, _next(run, lead, interval[0] > 1.0), lead)
 
 
-def _how_sure(data: Mapping[str, Any], interval: Sequence[float]) -> str:
-    median, pooled = as_estimate(data["speedup"]).value, data.get("speedup_pooled")
+def _how_sure(confirmed: Confirmed) -> str:
+    median, pooled, interval = confirmed.speedup.value, confirmed.pooled, confirmed.interval
     ways = "" if pooled is None else f"median over prompts {median:.2f}x, all tokens over all seconds {pooled:.2f}x; "
     between = f"{interval[0]:.2f}x and {interval[1]:.2f}x"
-    return f"How sure: {ways}5-95 % of the bootstrap over prompts lie between {between}.{_choice(data)}"
+    return f"How sure: {ways}5-95 % of the bootstrap over prompts lie between {between}.{_choice(confirmed.record)}"
 
 
 def _choice(data: Mapping[str, Any]) -> str:
@@ -202,7 +202,7 @@ def _choice(data: Mapping[str, Any]) -> str:
     return f" Best of gamma {gammas}: being picked flatters it by {best_of['optimism']:.2f}x, which the lower end bears."
 
 
-def _unconfirmed_lines(found: Sequence[Candidate], gain: float) -> list[str]:
+def _unconfirmed_lines(found: Sequence[Shown], gain: float) -> list[str]:
     """Candidates that nobody confirmed and that are predicted above `gain`."""
     faster = [item for item in found if item.measured_speedup is None and item.score.speedup.value > gain]
     gains = [(item.rank, item.score.speedup) for item in faster[:3]]
@@ -228,7 +228,7 @@ def _unfinished(run: Run, target: str, device: str) -> Headline:
     return Headline(f"This search for {target} on {device} has not finished.", lines, [(why, command)], None)
 
 
-def _draft_words(lead: Candidate, gamma: int) -> str:
+def _draft_words(lead: Shown, gamma: int) -> str:
     score = lead.score
     return f"Draft: rank {lead.rank}, {score.architecture.label()}, {millions(score.parameters)} parameters, gamma {gamma}."
 
@@ -239,13 +239,13 @@ def _proves_shapes(run: Run) -> bool:
     return facts is not None and facts.synthesises and facts.dummy_weights
 
 
-def _next(run: Run, lead: Candidate, pays: bool) -> list[tuple[str, str]]:
+def _next(run: Run, lead: Shown, pays: bool) -> list[tuple[str, str]]:
     path, rank = shell_path(run.path), f"--rank {lead.rank}"
     train = f"archsearch train {path} {rank} --budget 30m"
     confirm = f"archsearch confirm {path} {rank}"
     export = f"archsearch export {path} {rank} --output draft-rank-{lead.rank}"
     then_export = ("Then write a folder that engines load", export)
-    if not lead.trained:
+    if not lead.has_weights:
         device = run.info["device"].get("key", "the device")
         steps = []
         if _proves_shapes(run) and not lead.loads and pays:
@@ -255,7 +255,7 @@ def _next(run: Run, lead: Candidate, pays: bool) -> list[tuple[str, str]]:
     if lead.measured_speedup is None:
         steps = [("Measure it in the engine", confirm)]
         return steps + [then_export if pays else ("Or train it further; alpha may rise", train)]
-    again = confirm + _engine_option(run, str((lead.confirmed or {}).get("engine", "")))
+    again = confirm + _engine_option(run, lead.confirmed.engine if lead.confirmed is not None else "")
     if lead.undecided is not None:
         return [("Measure it again, with nothing else running", again)]
     steps = [("Write a folder that engines load", export)] if pays else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from archsearch.engine_facts import engine_title
 from archsearch.report.figures import INK, MARK, SERIES, canvas, count_axis, figure_html, styled
 from archsearch.report.phrases import slowdown_words
-from archsearch.report.reading import Candidate
+from archsearch.report.reading import Shown
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
 from archsearch.runs.terms import REST
@@ -30,7 +30,7 @@ _TERM_HEADS: Final = {
 }
 
 
-def section_load(item: Candidate, load: LoadRecord) -> str:
+def section_load(item: Shown, load: LoadRecord) -> str:
     """Tables and a plot of load-<engine>.json of one candidate."""
     facts = [
         item.score.architecture.label(),
@@ -178,7 +178,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:+.1%}"
 
 
-def _plot_load(item: Candidate, load: LoadRecord) -> tuple[Figure, str]:
+def _plot_load(item: Shown, load: LoadRecord) -> tuple[Figure, str]:
     figure, axes = canvas()
     names = [name for name in load.variants if name != SCHEDULE]
     names += [name for name in load.variants if name == SCHEDULE]

@@ -18,7 +18,7 @@ from archsearch.report.headline import Headline, headline
 from archsearch.report.load import section_load
 from archsearch.report.phrases import SOURCES, millions
 from archsearch.report.plots import section_plots
-from archsearch.report.reading import Candidate, complete_trials, is_stale, read_run
+from archsearch.report.reading import Shown, complete_trials, read_run
 from archsearch.report.schedule import section_schedule
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.runs.fields import as_estimate
@@ -37,7 +37,7 @@ def write_html(run: Run) -> Path:
         if item.confirmed is not None:
             parts.append(section_confirmed(item))
         for other in item.elsewhere:
-            parts.append(section_confirmed(replace(item, confirmed=other, stale=is_stale(item.score, other))))
+            parts.append(section_confirmed(replace(item, confirmed=other)))
         parts += [section_load(item, load) for load in item.loads]
         if item.schedule is not None:
             parts.append(section_schedule(item, item.schedule))
@@ -107,7 +107,7 @@ def _section_problems(problems: Sequence[str]) -> str:
     return f"<h2>Files that could not be read</h2>{html_note('Their part of this report is missing.')}{lines}"
 
 
-def _section_best(found: Sequence[Candidate]) -> str:
+def _section_best(found: Sequence[Shown]) -> str:
     rows: list[list[Cell | str]] = []
     for item in found:
         score = item.score
@@ -140,9 +140,9 @@ def _section_best(found: Sequence[Candidate]) -> str:
     ])  # fmt: skip
 
 
-def _measured_cell(item: Candidate) -> Cell | str:
+def _measured_cell(item: Shown) -> Cell | str:
     """The median over prompts with, below it, the pooled speed-up, and whether they decide anything."""
-    gain, pooled = item.measured_speedup, (item.confirmed or {}).get("speedup_pooled")
+    gain, pooled = item.measured_speedup, item.confirmed.pooled if item.confirmed is not None else None
     if gain is None or pooled is None:
         return value_cell(gain, 2, unit="x")
     below = f"pooled {pooled:.2f}x" + ("; not decided" if item.undecided is not None else "")

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.engine_facts import engine_title
-from archsearch.runs.fields import as_estimate
+from archsearch.runs.confirmed import Confirmed
 from archsearch.search.objective import Score
-from archsearch.speedup import counting_doubt
 
 # What the sources of an Estimate mean to a reader.
 SOURCES: Final = {
@@ -41,18 +40,10 @@ def break_even_words(score: Score) -> str:
     return f"it pays above alpha {needed.value:.2f} ± {needed.std:.2f} ({needed.source})"
 
 
-def undecided_words(data: Mapping[str, Any]) -> str | None:
-    """Why a confirmation decides nothing; None where it does. Files of before this field are judged by their own figures."""
-    if "undecided" in data:
-        return None if data["undecided"] is None else str(data["undecided"])
-    pooled = data.get("speedup_pooled")
-    return None if pooled is None else counting_doubt(as_estimate(data["speedup"]).value, float(pooled))
-
-
-def speedup_words(data: Mapping[str, Any]) -> str:
+def speedup_words(confirmed: Confirmed) -> str:
     """The measured speed-up as both ways of counting give it."""
-    median, pooled = as_estimate(data["speedup"]).value, data.get("speedup_pooled")
-    return f"{median:.2f}x, measured" + ("" if pooled is None else f" (pooled {pooled:.2f}x)")
+    pooled = "" if confirmed.pooled is None else f" (pooled {confirmed.pooled:.2f}x)"
+    return f"{confirmed.speedup.value:.2f}x, measured{pooled}"
 
 
 def unprofiled_words(data: Mapping[str, Any]) -> str:

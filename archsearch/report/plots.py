@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from archsearch.architecture.architecture import Architecture
 from archsearch.report.figures import INK, MARK, SERIES, STYLE, canvas, shade, svg_text
-from archsearch.report.reading import Candidate, Reading, complete_trials
-from archsearch.runs.fields import as_estimate
+from archsearch.report.reading import Reading, Shown, complete_trials
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import Run
 from archsearch.speedup import accepted_by_position
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def section_plots(run: Run, reading: Reading, lead: Candidate | None) -> str:
+def section_plots(run: Run, reading: Reading, lead: Shown | None) -> str:
     """All pictures of the search; "" where there is nothing to draw."""
     import matplotlib
 
@@ -32,8 +31,8 @@ def section_plots(run: Run, reading: Reading, lead: Candidate | None) -> str:
         if curves:
             figures.append(_plot_learning(curves))
         confirmed = next((item for item in (lead, *found) if item is not None and item.confirmed is not None), None)
-        if confirmed is not None and (confirmed.confirmed or {}).get("other_gammas"):
-            figures.append(_plot_gammas(confirmed))
+        if confirmed is not None and confirmed.confirmed is not None and confirmed.confirmed.other_gammas:
+            figures.append(_plot_gammas(confirmed.rank, confirmed.confirmed))
         positions = confirmed or next((item for item in found if item.replayed), None)
         if positions is not None:
             figures.append(_plot_positions(positions))
@@ -95,7 +94,7 @@ def _coloured(
     axes.legend(title=name, loc="upper left", bbox_to_anchor=(1.0, 1.0), handletextpad=0.2, borderaxespad=0.2, title_fontsize=8.5)
 
 
-def _plot_trials(trials: Sequence[_Trial], found: Sequence[Candidate]) -> tuple[Figure, str]:
+def _plot_trials(trials: Sequence[_Trial], found: Sequence[Shown]) -> tuple[Figure, str]:
     figure, axes = canvas()
     _coloured(axes, trials, "parameters", "speedup", (1e-6, 1.0), "layers", "layers")
     axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
@@ -137,10 +136,9 @@ def _plot_latency(trials: Sequence[_Trial]) -> tuple[Figure, str]:
 def _learning_curves(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     """Alpha against seconds of training, by shape; of the ranked candidates and of finalists that are not ranked."""
     curves: dict[str, list[tuple[float, float]]] = {}
-    for record in (*(item.training for item in reading.candidates if item.training), *reading.finalists):
-        points = [(float(seconds), float(alpha)) for seconds, alpha in record.get("alpha_curve") or [] if alpha is not None]
-        if points:
-            curves.setdefault(Architecture.from_dict(record["architecture"]).label(), points)
+    for record in (*(item.trained_by for item in reading.candidates if item.trained_by is not None), *reading.finalists):
+        if record.alpha_curve:
+            curves.setdefault(record.architecture.label(), list(record.alpha_curve))
     return curves
 
 
@@ -155,13 +153,11 @@ def _plot_learning(curves: Mapping[str, Sequence[tuple[float, float]]]) -> tuple
                     "in the tables is measured afterwards on held-out text.")  # fmt: skip
 
 
-def _plot_gammas(item: Candidate) -> tuple[Figure, str]:
-    data = item.confirmed or {}
-    rows = sorted([data, *data["other_gammas"]], key=lambda row: row["gamma"])
-    gammas = [row["gamma"] for row in rows]
-    seen = [as_estimate(row["speedup"]) for row in rows]
-    priced = [row for row in rows if row.get("predicted_speedup") is not None]
-    expected = [(row["gamma"], as_estimate(row["predicted_speedup"]).value) for row in priced]
+def _plot_gammas(rank: int, confirmed: Confirmed) -> tuple[Figure, str]:
+    rows = sorted([confirmed, *confirmed.other_gammas], key=lambda row: row.gamma)
+    gammas = [row.gamma for row in rows]
+    seen = [row.speedup for row in rows]
+    expected = [(row.gamma, row.predicted_speedup.value) for row in rows if row.predicted_speedup is not None]
     spread = [estimate.std for estimate in seen]
     figure, axes = canvas()
     axes.errorbar(gammas, [e.value for e in seen], yerr=spread, color=MARK, marker="D", capsize=3, label="measured ± one std")
@@ -170,13 +166,13 @@ def _plot_gammas(item: Candidate) -> tuple[Figure, str]:
     axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
     axes.set(xlabel="gamma, draft tokens per verification", ylabel="speed-up, x", xticks=gammas)
     axes.legend(loc="best")
-    return figure, f"Speed-up against gamma for rank {item.rank}: only the gammas that were run in the engine."
+    return figure, f"Speed-up against gamma for rank {rank}: only the gammas that were run in the engine."
 
 
-def _plot_positions(item: Candidate) -> tuple[Figure, str]:
+def _plot_positions(item: Shown) -> tuple[Figure, str]:
     figure, axes = canvas()
-    measured = list((item.confirmed or {}).get("accepted_by_position") or [])
-    alpha = as_estimate((item.confirmed or {})["alpha"]).value if measured else item.score.alpha.value
+    measured = list(item.confirmed.accepted_by_position) if item.confirmed is not None else []
+    alpha = item.confirmed.alpha.value if measured and item.confirmed is not None else item.score.alpha.value
     closed = accepted_by_position([alpha] * max(len(measured), len(item.replayed)))
     for shares, name, colour, marker, line in (
         (measured, "measured in the engine", MARK, "D", "-"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,61 +11,53 @@ from typing import Any
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.models.files import has_weights
+from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import as_estimate, read_or_tell
 from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import RUNGS_FILE, Run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, planned_schedule
-from archsearch.runs.terms import optional_terms
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, indistinguishable
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One rank of a run with what lies in its folder.
+class Shown(Candidate):
+    """One rank of a run with all that was read of its folder.
 
-    `training`: training.json, None where it was not trained; `confirmed`: confirmed.json; `stale`: trained further after it was
-    confirmed; `replayed`: acceptance by position from the trace on held-out text at the score's gamma; `group`: candidates with
-    the same number cannot be told apart from the best of that group; `loads`: load-<engine>.json, by name of the engine;
-    `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of engines other than that of `confirmed`.
+    `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json; `replayed`: acceptance by position
+    from the trace on held-out text at the score's gamma; `group`: candidates with the same number cannot be told apart from the
+    best of that group; `loads`: load-<engine>.json, by name of the engine; `schedule`: schedule.json; `elsewhere`:
+    confirmed-<engine>.json of engines other than that of `confirmed`.
     """
 
-    score: Score
-    folder: Path
-    training: dict[str, Any] | None
-    confirmed: dict[str, Any] | None
-    stale: bool
+    trained_by: TrainingRecord | None
+    confirmed: Confirmed | None
     replayed: tuple[float, ...]
     group: int = 0
     loads: tuple[LoadRecord, ...] = ()
     schedule: GammaSchedule | None = None
-    elsewhere: tuple[dict[str, Any], ...] = ()
+    elsewhere: tuple[Confirmed, ...] = ()
 
     @property
-    def rank(self) -> int:
-        assert self.score.rank is not None
-        return self.score.rank
-
-    @property
-    def trained(self) -> bool:
-        return has_weights(self.folder)
+    def stale(self) -> bool:
+        """Whether it was trained further after it was confirmed."""
+        return self.confirmed is not None and self.confirmed.is_stale(self.score.alpha)
 
     @property
     def stage(self) -> str:
         if self.confirmed is not None:
             return "retrained" if self.stale else "confirmed"
-        return "trained" if self.trained else "searched"
+        return "trained" if self.has_weights else "searched"
 
     @property
     def measured_speedup(self) -> Estimate | None:
-        return None if self.confirmed is None or self.stale else as_estimate(self.confirmed["speedup"])
+        return None if self.confirmed is None or self.stale else self.confirmed.speedup
 
     @property
     def undecided(self) -> str | None:
         """Why its confirmation decides nothing; None where it does, or where there is none of these weights."""
-        return None if self.confirmed is None or self.stale else Confirmed.from_dict(self.confirmed).undecided
+        return None if self.confirmed is None or self.stale else self.confirmed.undecided
 
 
 @dataclass(frozen=True)
@@ -73,8 +65,8 @@ class Reading:
     """A run folder as the report sees it. `finalists`: training records of finalists/; `climb`: rungs.json, {} without one;
     `problems`: one line for each file that is there and cannot be read."""
 
-    candidates: list[Candidate]
-    finalists: list[dict[str, Any]]
+    candidates: list[Shown]
+    finalists: list[TrainingRecord]
     climb: dict[str, Any]
     problems: list[str]
 
@@ -85,7 +77,7 @@ def read_run(run: Run) -> Reading:
     found = [item for item in (_candidate(run, rank, problems) for rank in run.ranks()) if item is not None]
     numbers = groups(run, [item.score for item in found])
     paths = sorted(run.path.glob("finalists/*/training.json"))
-    finalists = [read_or_tell(path, "training record", _training, problems) for path in paths]
+    finalists = [read_or_tell(path, "training record", TrainingRecord.from_dict, problems) for path in paths]
     return Reading(
         candidates=[replace(item, group=numbers[item.rank]) for item in found],
         finalists=[record for record in finalists if record is not None],
@@ -94,46 +86,34 @@ def read_run(run: Run) -> Reading:
     )
 
 
-def candidates(run: Run) -> list[Candidate]:
+def candidates(run: Run) -> list[Shown]:
     """Every rank that can be read, ascending, with its group of indistinguishable ones."""
     return read_run(run).candidates
 
 
-def _candidate(run: Run, rank: int, problems: list[str]) -> Candidate | None:
+def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
     folder = run.best_dir(rank)
     score = read_or_tell(folder / "score.json", "score", Score.from_dict, problems)
     if score is None:
         return None
     score = replace(score, rank=rank)
-    confirmed = read_or_tell(folder / "confirmed.json", "confirmation", _confirmation, problems)
-    others = [read_or_tell(path, "confirmation", _confirmation, problems) for path in sorted(folder.glob("confirmed-*.json"))]
-    main = (confirmed or {}).get("engine")
+    confirmed = read_or_tell(folder / "confirmed.json", "confirmation", Confirmed.from_dict, problems)
+    by_engine = sorted(folder.glob("confirmed-*.json"))
+    others = [read_or_tell(path, "confirmation", Confirmed.from_dict, problems) for path in by_engine]
+    main = confirmed.engine if confirmed is not None else None
     loads = [
         read_or_tell(path, "measurement under load", LoadRecord.from_dict, problems) for path in sorted(folder.glob(LOAD_FILES))
     ]
-    return Candidate(
+    return Shown(
         score,
         folder,
-        read_or_tell(folder / "training.json", "training record", _training, problems),
+        read_or_tell(folder / TRAINING_FILE, "training record", TrainingRecord.from_dict, problems),
         confirmed,
-        is_stale(score, confirmed),
         _replayed(folder, score.gamma),
         loads=tuple(load for load in loads if load is not None),
         schedule=read_or_tell(folder / SCHEDULE_FILE, "schedule", planned_schedule, problems),
-        elsewhere=tuple(other for other in others if other is not None and other["engine"] != main),
+        elsewhere=tuple(other for other in others if other is not None and other.engine != main),
     )
-
-
-def _training(data: Any) -> dict[str, Any]:
-    Architecture.from_dict(data["architecture"])
-    return dict(data)
-
-
-def _confirmation(data: Any) -> dict[str, Any]:
-    """The content of confirmed.json, whose numbers are numbers."""
-    Confirmed.from_dict(data)
-    optional_terms(data.get("error_by_term"))
-    return dict(data)
 
 
 def _climb(data: Any) -> dict[str, Any]:
@@ -141,14 +121,6 @@ def _climb(data: Any) -> dict[str, Any]:
         if record["rung"] > 0:
             as_estimate(record["alpha"]), as_estimate(record["score"])
     return dict(data)
-
-
-def is_stale(score: Score, confirmed: Mapping[str, Any] | None) -> bool:
-    """Whether the draft's alpha on held-out text has changed since the confirmation predicted from it."""
-    before = ((confirmed or {}).get("predicted") or {}).get("alpha")
-    if before is None or score.alpha.source != "measured":  # a search that was continued writes the prior's alpha again
-        return False
-    return not math.isclose(as_estimate(before).value, score.alpha.value, rel_tol=1e-9)
 
 
 def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:

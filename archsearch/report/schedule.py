@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from archsearch.engine_facts import engine_title
 from archsearch.report.figures import INK, MARK, canvas, count_axis, figure_html, shade, styled
-from archsearch.report.reading import Candidate
+from archsearch.report.reading import Shown
 from archsearch.report.tables import Cell, html_note, html_table, value_cell
 from archsearch.schedule import GammaSchedule, ranges_words
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def section_schedule(item: Candidate, schedule: GammaSchedule) -> str:
+def section_schedule(item: Shown, schedule: GammaSchedule) -> str:
     """Table and plot of the gammas of one candidate by batch size."""
     name = engine_title(schedule.engine)
     rows: list[list[Cell | str]] = [
@@ -35,7 +35,7 @@ def section_schedule(item: Candidate, schedule: GammaSchedule) -> str:
     ])  # fmt: skip
 
 
-def _plot_schedule(item: Candidate, schedule: GammaSchedule) -> tuple[Figure, str]:
+def _plot_schedule(item: Shown, schedule: GammaSchedule) -> tuple[Figure, str]:
     figure, axes = canvas()
     gammas = sorted({gamma for point in schedule.points for gamma in point.by_gamma})
     for number, gamma in enumerate(gammas):

@@ -32,9 +32,9 @@ class TrainingRecord:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainingRecord:
-        curve = tuple((float(seconds), float(alpha)) for seconds, alpha in data.get("alpha_curve") or ())
+        curve = tuple((float(seconds), float(alpha)) for seconds, alpha in data.get("alpha_curve") or () if alpha is not None)
         shape = Architecture.from_dict(data["architecture"])
-        return cls(shape, int(data["tokens"]), float(data["seconds"]), curve, dict(data))
+        return cls(shape, int(data.get("tokens") or 0), float(data["seconds"]), curve, dict(data))
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.record)

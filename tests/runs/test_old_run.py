@@ -72,7 +72,7 @@ def test_every_file_of_the_run_is_read(old: Path) -> None:
         assert not reading.problems
         assert [item.rank for item in reading.candidates] == ([1, 2, 3] if name == "a" else [1])
     first, second, _ = read_run(open_run(Path("runs/a"))).candidates
-    assert first.stage == "confirmed" and first.trained and not first.stale and second.stage == "searched"
+    assert first.stage == "confirmed" and first.has_weights and not first.stale and second.stage == "searched"
     assert first.measured_speedup is not None
     assert first.measured_speedup.value == pytest.approx(read("runs/a/best/1/confirmed.json")["speedup"]["value"])
     assert [load.engine for load in first.loads] == ["vllm"] and len(first.loads[0].rows) == 8

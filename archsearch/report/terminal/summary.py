@@ -7,7 +7,7 @@ from typing import Final
 
 from archsearch.report.headline import headline
 from archsearch.report.phrases import millions, shell_path
-from archsearch.report.reading import Candidate, read_run
+from archsearch.report.reading import Shown, read_run
 from archsearch.runs.run import Run
 
 BEST_SHOWN: Final = 12
@@ -57,9 +57,9 @@ def summary_text(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _measured(item: Candidate) -> str:
+def _measured(item: Shown) -> str:
     """The measured speed-up: median over prompts, and "/" all tokens over all seconds; "?" where it decides nothing."""
-    gain, pooled = item.measured_speedup, (item.confirmed or {}).get("speedup_pooled")
+    gain, pooled = item.measured_speedup, item.confirmed.pooled if item.confirmed is not None else None
     if gain is None:
         return "-"
     both = f"{gain.value:.2f}x±{gain.std:.2f}" + (f"/{pooled:.2f}x" if pooled is not None else "")
