@@ -38,6 +38,7 @@ from archsearch.pipeline.profile_engine import profile_engine
 from archsearch.profiles import Profile
 from archsearch.report import summary_text
 from archsearch.report.terminal.confirm import confirm_text
+from archsearch.runs.load import LoadRecord
 from archsearch.search.space import load_space
 from archsearch.speedup import accepted_by_position
 from archsearch.workload import WorkloadRequest
@@ -134,6 +135,7 @@ def test_an_untrained_candidate_is_predicted_as_the_engine_runs_it(
     data = confirm_load(session, SHORT, HERE).to_dict()
     assert data["slowdown"] == 1.0 and data["alpha"]["value"] == pytest.approx(0.8)
     assert json.loads(json.dumps(data)) == read("runs/a/best/1/load-vllm.json")
+    assert json.loads(json.dumps(LoadRecord.from_dict(data).to_dict())) == read("runs/a/best/1/load-vllm.json")
     assert data["synthetic"] and data["engine"] == "vllm" and data["engine_version"] == "1" and data["rank"] == 1
     assert data["architecture"] == session.run.score(1).architecture.label() and data["dtype"] == "float32"
     assert "passes as vllm ran them" in data["latency"] and data["repeats"] == 9 and data["seconds"] > 0
