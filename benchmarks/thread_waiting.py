@@ -1,23 +1,24 @@
 """How idle OpenMP threads should wait: speed of training and of one decode step, alone and beside other busy processes.
 
-    python benchmarks/thread_waiting.py [--busy 0,1] [--rounds 3] [--seconds 6] [--json FILE]
+    python benchmarks/thread_waiting.py [--busy 0,1] [--rounds 12] [--seconds 1] [--json FILE]
 
-Every measurement is a process of its own, because the policy is read once, when torch loads. Policies and conditions alternate
-inside each round, so drift hits all alike; printed are medians over rounds. `train`: forward and backward passes of a 2-layer
-draft over made-up tokens, tokens/s; `decode`: one token through a 30-layer model of random weights (SmolLM2-135M's shape, bf16),
-steps/s: small kernels, a barrier after each.
+Each policy has a process of its own, because libgomp reads it once, when torch loads. They take turns of a second, so that a host
+that is slow for a while is slow for all alike; printed are medians of the ratio to the default policy's turn in the same round.
+`train`: forward and backward passes of a 2-layer draft over made-up tokens, tokens/s; `decode`: one token through a model of 30
+layers with random weights (SmolLM2-135M's shape, bf16), steps/s: small kernels, a barrier after each. `steal`: share of the time
+in which the hypervisor ran somebody else, where the system says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from archsearch.files import write_json
@@ -43,80 +44,128 @@ def shape(layers: int) -> Any:
     )  # fmt: skip
 
 
-def train_speed(seconds: float) -> float:
-    """Training tokens per second."""
+def train_step() -> Callable[[], int]:
+    """One training step; says its tokens."""
     import torch
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM(shape(2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(0, 2048, (16, 128))
+    ids = torch.randint(0, 2048, (16, 64))
 
-    def step() -> None:
+    def step() -> int:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return ids.numel()
 
-    step()
-    done, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        step()
-        done += ids.numel()
-    return done / (time.perf_counter() - begin)
+    return step
 
 
-def decode_speed(seconds: float) -> float:
-    """Decode steps per second of one sequence, no cache: the passes read all weights all the same."""
+def decode_step() -> Callable[[], int]:
+    """One pass of one token, no cache: it reads all weights all the same."""
     import torch
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM(shape(30)).to(torch.bfloat16).eval()
     token = torch.zeros((1, 1), dtype=torch.long)
-    with torch.inference_mode():
-        model(input_ids=token, use_cache=False)
+
+    def step() -> int:
+        with torch.inference_mode():
+            model(input_ids=token, use_cache=False)
+        return 1
+
+    return step
+
+
+def serve(seconds: float) -> None:
+    """For every line on stdin ("train" or "decode") run for `seconds` and print the speed."""
+    steps = {"train": train_step(), "decode": decode_step()}
+    for step in steps.values():
+        step()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        step = steps[line.strip()]
         done, begin = 0, time.perf_counter()
         while time.perf_counter() - begin < seconds:
-            model(input_ids=token, use_cache=False)
-            done += 1
-    return done / (time.perf_counter() - begin)
+            done += step()
+        print(done / (time.perf_counter() - begin), flush=True)
+
+
+def steal() -> tuple[int, int]:
+    """(ticks that the hypervisor gave to others, all ticks) since boot; zeros where the system does not say."""
+    try:
+        ticks = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    except (OSError, ValueError):
+        return 0, 0
+    return ticks[7] if len(ticks) > 7 else 0, sum(ticks)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--busy", default="0,1", help="numbers of other busy processes to try")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--policies", default=",".join(POLICIES), help="some of: %(default)s")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps({"train": train_speed(options.seconds), "decode": decode_speed(options.seconds)}))
+        serve(options.seconds)
         return
-    found: dict[tuple[str, int, str], list[float]] = {}
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
-    for _ in range(options.rounds):
+    command = [sys.executable, __file__, "--child", "--seconds", str(options.seconds)]
+    children = {
+        policy: subprocess.Popen(
+            command,
+            env=clean | POLICIES[policy],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for policy in options.policies.split(",")
+    }
+    for child in children.values():
+        assert child.stdout is not None and child.stdout.readline().strip() == "ready"
+    rows: list[dict[str, Any]] = []
+    for number in range(options.rounds):
         for busy in map(int, options.busy.split(",")):
             others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
-            try:
-                for policy, settings in POLICIES.items():
-                    child = [sys.executable, __file__, "--child", "--seconds", str(options.seconds)]
-                    text = subprocess.run(child, env=clean | settings, check=True, capture_output=True, text=True).stdout
-                    print(f"busy {busy}  {policy:10} {text.strip()}", file=sys.stderr, flush=True)
-                    for what, value in json.loads(text).items():
-                        found.setdefault((what, busy, policy), []).append(value)
-            finally:
-                for other in others:
-                    other.kill()
-                    other.wait()
-    print(f"{'':8} {'busy':>4}  {'policy':10} {'median':>9}  of default")
-    for (what, busy, policy), values in sorted(found.items(), key=lambda item: item[0][:2]):
-        middle = median(values)
-        print(f"{what:8} {busy:4}  {policy:10} {middle:9.1f}  {middle / median(found[what, busy, 'default']):9.2f}")
+            for what in ("train", "decode"):
+                for policy, child in children.items():
+                    assert child.stdin is not None and child.stdout is not None
+                    before = steal()
+                    child.stdin.write(f"{what}\n")
+                    child.stdin.flush()
+                    speed = float(child.stdout.readline())
+                    after = steal()
+                    stolen = (after[0] - before[0]) / max(1, after[1] - before[1])
+                    rows.append({"round": number, "busy": busy, "what": what, "policy": policy, "per_s": speed, "steal": stolen})
+            for other in others:
+                other.kill()
+                other.wait()
+    for child in children.values():
+        child.kill()
+    report(rows)
     if options.json:
-        rows = [{"what": w, "busy": b, "policy": p, "per_s": values} for (w, b, p), values in found.items()]
         write_json(options.json, {"rows": rows, "threads": os.cpu_count()})
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each policy and condition."""
+    speeds: dict[tuple[str, int, str], dict[int, Mapping[str, Any]]] = {}
+    for row in rows:
+        speeds.setdefault((row["what"], row["busy"], row["policy"]), {})[row["round"]] = row
+    print(f"{'':8} {'busy':>4}  {'policy':10} {'median':>9}  of default (quartiles)   steal")
+    for (what, busy, policy), found in sorted(speeds.items(), key=lambda item: item[0][:2]):
+        default = speeds.get((what, busy, "default"), found)
+        ratios = [row["per_s"] / default[number]["per_s"] for number, row in found.items()]
+        low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        speed, stolen = median(row["per_s"] for row in found.values()), median(row["steal"] for row in found.values())
+        print(f"{what:8} {busy:4}  {policy:10} {speed:9.1f}  {middle:6.2f} ({low:.2f} to {high:.2f})   {stolen:10.0%}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import click
 
 from archsearch import __version__
 from archsearch.errors import ArchsearchError
-from archsearch.threads import set_waiting_policy
 
 ORDER = (
     "profile", "engine", "search", "estimate", "acceptance", "train", "confirm", "schedule", "export", "report", "list", "demo",
@@ -70,4 +69,3 @@ def main(verbose: bool) -> None:
     """
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s", stream=sys.stderr)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    set_waiting_policy()

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
-from archsearch.threads import engine_environment
 
 _STOP_S: Final = 10.0
 _KEPT_LINES: Final = 60
@@ -43,7 +42,7 @@ class Child:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._answers: queue.Queue[str | None] = queue.Queue()
         environment = {
-            **engine_environment(os.environ),
+            **os.environ,
             "PYTHONUNBUFFERED": "1",
             "ARCHSEARCH_PARENT": str(os.getpid()),
             # Weights in huge pages (where the kernel gives them on request): without, where small pages happen to lie makes the
