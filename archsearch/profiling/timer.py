@@ -131,14 +131,17 @@ class Timer:
         calls: calls per repeat; by default enough to fill `min_repeat_s` (one when `before` is given).
         """
         run()  # first-call costs: allocations, kernel selection
+        ahead_s = 0.0  # emptying a cache of 100 MB takes longer than most passes: it counts towards the budget
         if before is not None:
+            start = time.perf_counter()
             before()
+            ahead_s = time.perf_counter() - start
         start = time.perf_counter()
         run()
         estimate = max(time.perf_counter() - start, 1e-7)
         if calls is None:
             calls = 1 if before is not None else max(1, round(min_repeat_s / estimate))
-        repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, budget_s / (calls * estimate + 2 * self.reference_s))))
+        repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, budget_s / (calls * estimate + ahead_s + 2 * self.reference_s))))
         times, slowdowns = [], []
         for _ in range(repeats):
             probe_before = self.probe()
