@@ -15,12 +15,12 @@ Ranges = tuple[tuple[int, int, int], ...]
 @dataclass(frozen=True)
 class SchedulePoint:
     """One batch size: the best gamma, its tau and speed-up, and the predicted speed-up of every gamma. gamma 0: drafting nothing
-    is faster; `speedup` is then below 1 where the engine runs the draft all the same."""
+    is faster; `speedup` is then below 1 where the engine runs the draft all the same. None: not said (written by hand)."""
 
     batch_size: int
     gamma: int
-    tau: Estimate
-    speedup: Estimate
+    tau: Estimate | None = None
+    speedup: Estimate | None = None
     by_gamma: Mapping[int, Estimate] = field(default_factory=dict)
 
 

@@ -211,10 +211,9 @@ def _schedule(schedule: GammaSchedule) -> list[str]:
         lines += [f"What it is made of ({words}):" if words else "What it is made of:", ""]
         lines += ["| batch size | gamma | tau | speed-up | source |", "|---|---|---|---|---|"]
         for point in schedule.points:
-            tau, speedup = point.tau.to_dict(), point.speedup.to_dict()
-            lines.append(
-                f"| {point.batch_size} | {point.gamma} | {_estimate(tau)} | {_estimate(speedup)} | {point.speedup.source} |"
-            )
+            tau, speedup = (value and _estimate(value.to_dict()) for value in (point.tau, point.speedup))
+            source = point.speedup.source if point.speedup else "-"
+            lines.append(f"| {point.batch_size} | {point.gamma} | {tau or '-'} | {speedup or '-'} | {source} |")
         lines.append("")
     return lines
 

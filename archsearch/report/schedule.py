@@ -20,8 +20,8 @@ def section_schedule(item: Shown, schedule: GammaSchedule) -> str:
     name = engine_title(schedule.engine)
     rows: list[list[Cell | str]] = [
         [str(point.batch_size), str(point.gamma) if point.gamma else "off",
-         value_cell(point.tau) if point.gamma else "-", value_cell(point.speedup, 2, unit="x")]
-        for point in schedule.points
+         value_cell(point.tau) if point.gamma and point.tau else "-", value_cell(point.speedup, 2, unit="x")]
+        for point in schedule.points if point.speedup
     ]  # fmt: skip
     figure, caption = styled(_plot_schedule, item, schedule)
     source = f" Predicted from: {schedule.latency}." if schedule.latency else ""
@@ -42,7 +42,7 @@ def _plot_schedule(item: Shown, schedule: GammaSchedule) -> tuple[Figure, str]:
         line = [(p.batch_size, p.by_gamma[gamma].value) for p in schedule.points if gamma in p.by_gamma]
         colour = shade(number / max(len(gammas) - 1, 1))
         axes.plot([x for x, _ in line], [y for _, y in line], color=colour, linewidth=1.4, marker=".", label=f"{gamma}")
-    chosen = [(point.batch_size, point.speedup.value) for point in schedule.points]
+    chosen = [(point.batch_size, point.speedup.value) for point in schedule.points if point.speedup]
     axes.plot([x for x, _ in chosen], [y for _, y in chosen], linestyle="none", marker="o", markersize=9, markerfacecolor="none",
               markeredgecolor=MARK, markeredgewidth=1.6, label="best")  # fmt: skip
     axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))

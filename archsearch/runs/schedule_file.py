@@ -24,6 +24,8 @@ def planned_schedule(data: Any) -> GammaSchedule:
     schedule = schedule_from_dict(data)
     if not schedule.points or not schedule.engine or min(point.batch_size for point in schedule.points) < 1:
         raise ValueError("no engine, no points, or a batch size below 1")
+    if any(point.tau is None or point.speedup is None for point in schedule.points):
+        raise ValueError("a point without tau or speedup")
     return schedule
 
 
@@ -48,8 +50,8 @@ def schedule_to_dict(schedule: GammaSchedule) -> dict[str, Any]:
             {
                 "batch_size": point.batch_size,
                 "gamma": point.gamma,
-                "tau": point.tau.to_dict(),
-                "speedup": point.speedup.to_dict(),
+                "tau": point.tau and point.tau.to_dict(),
+                "speedup": point.speedup and point.speedup.to_dict(),
                 "by_gamma": {str(gamma): value.to_dict() for gamma, value in point.by_gamma.items()},
             }
             for point in schedule.points
@@ -61,7 +63,7 @@ def _point(data: Mapping[str, Any]) -> SchedulePoint:
     return SchedulePoint(
         int(data["batch_size"]),
         int(data["gamma"]),
-        as_estimate(data["tau"]),
-        as_estimate(data["speedup"]),
+        as_estimate(data["tau"]) if data.get("tau") else None,
+        as_estimate(data["speedup"]) if data.get("speedup") else None,
         {int(gamma): as_estimate(value) for gamma, value in (data.get("by_gamma") or {}).items()},
     )

@@ -101,7 +101,7 @@ def test_a_prefill_needs_the_logits_of_its_last_token():
 
 
 def test_sampling_reads_every_logit():
-    assert sample_op(GQA.replace(draft_vocab_size=100), batch=3, tokens=2) == Elementwise("sample", 600)
+    assert sample_op(GQA.replace(draft_vocab_size=100), batch=3, tokens=2) == Elementwise("sample", 600, width=100)
 
 
 def test_windows_cut_what_attention_reads():
