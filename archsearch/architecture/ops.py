@@ -79,6 +79,34 @@ class AllReduce:
 Op = Gemm | Attention | Elementwise | AllReduce
 
 
+@dataclass(frozen=True, slots=True)
+class PassOps:
+    """What one pass runs on each of `ranks` devices: ops of its `layers` and ops outside them, with how often each runs.
+
+    It says all that a latency model needs, whatever the network is: a whole model, a head on a target's hidden states.
+    """
+
+    in_layers: Counter[Op]
+    outside: Counter[Op]
+    layers: int
+    ranks: int = 1
+
+    def all_reduces(self) -> int:
+        """How often the ranks wait for one another."""
+        return sum(
+            count for counts in (self.in_layers, self.outside) for op, count in counts.items() if isinstance(op, AllReduce)
+        )
+
+    def weight_elements(self) -> int:
+        """Weights that the pass reads from memory, per rank."""
+        return sum(
+            count * op.weight_elements()
+            for counts in (self.in_layers, self.outside)
+            for op, count in counts.items()
+            if isinstance(op, Gemm)
+        )
+
+
 def shard_size(size: int, ranks: int, what: str) -> int:
     """One rank's share of heads or FFN columns; `what` names them in the InvalidShapeError where they do not divide."""
     if size % ranks:

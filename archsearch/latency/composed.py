@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, head_ops, layer_ops, sample_op
+from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, PassOps, head_ops, layer_ops, sample_op
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.latency.ops import OpModel
@@ -106,32 +106,38 @@ class ComposedPass:
         counts[sample_op(arch, batch=1, tokens=wanted)] += 1
         return counts
 
+    def pass_ops(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> PassOps:
+        """What one step of `arch` over all `parts` runs."""
+        return PassOps(self.layer_counts(arch, parts, ranks), self.head_counts(arch, parts, ranks), arch.num_hidden_layers, ranks)
+
     def terms(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> dict[str, tuple[float, float]]:
-        """Seconds and std by GROUPS; their sum is the step. Under eager mode the host is in `step` as far as it is not hidden."""
-        layers, head = self.layer_counts(arch, parts, ranks), self.head_counts(arch, parts, ranks)
-        self._prepare([*layers, *head])
+        """Seconds and std by GROUPS of one step of `arch` over all `parts`."""
+        return self.ops_terms(self.pass_ops(arch, parts, ranks))
+
+    def step_s(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> Estimate:
+        """Seconds of one step of `arch` over all `parts`."""
+        return self.ops_s(self.pass_ops(arch, parts, ranks))
+
+    def ops_terms(self, ops: PassOps) -> dict[str, tuple[float, float]]:
+        """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step` as far as it is not hidden."""
+        self._prepare([*ops.in_layers, *ops.outside])
         sums: dict[str, list[tuple[float, float]]] = {name: [] for name in GROUPS}
-        for op, count in layers.items():
+        for op, count in ops.in_layers.items():
             seconds, std = self.op_s(op)
             sums[op.kind].append((count * seconds, std))
-        for op, count in head.items():
+        for op, count in ops.outside.items():
             seconds, std = self.op_s(op)
             sums["head"].append((count * seconds, std))
         result = {name: _add(items) for name, items in sums.items() if name != "step"}
-        reduces = sum(count for op, count in (layers + head).items() if isinstance(op, AllReduce))
-        result["step"] = (
-            self._graph_step(arch, reduces, ranks)
-            if self.mode == "graph"
-            else self._eager_step(arch, result, reduces, layers, ranks)
-        )
+        result["step"] = self._graph_step(ops) if self.mode == "graph" else self._eager_step(ops, result)
         return result
 
-    def step_s(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> Estimate:
-        """Seconds of one step over all `parts`.
+    def ops_s(self, ops: PassOps) -> Estimate:
+        """Seconds of one pass of any network.
 
         Kinds of ops err independently of one another; on top comes what whole steps were seen to be off by (constants.yaml).
         """
-        terms = self.terms(arch, parts, ranks).values()
+        terms = self.ops_terms(ops).values()
         value = sum(value for value, _ in terms)
         whole = self._constants["graph"]["relative_std"] * value if self.mode == "graph" else 0.0
         return Estimate(value, math.hypot(whole, *(std for _, std in terms)), "modelled")
@@ -147,22 +153,18 @@ class ComposedPass:
         """Where the engine's costs come from; None without an engine."""
         return self.engine.source if self.engine else None
 
-    def _graph_step(self, arch: Architecture, reduces: int, ranks: int) -> tuple[float, float]:
+    def _graph_step(self, ops: PassOps) -> tuple[float, float]:
         known = self._constants["graph"]
-        waiting = known["sync_s"] * sync_waits(reduces, ranks)
-        value = known["pass_s"] + arch.num_hidden_layers * known["layer_s"] + waiting
-        return value, math.hypot(
-            known["pass_std_s"], arch.num_hidden_layers * known["layer_std_s"], known["sync_relative_std"] * waiting
-        )
+        waiting = known["sync_s"] * sync_waits(ops.all_reduces(), ops.ranks)
+        value = known["pass_s"] + ops.layers * known["layer_s"] + waiting
+        return value, math.hypot(known["pass_std_s"], ops.layers * known["layer_std_s"], known["sync_relative_std"] * waiting)
 
-    def _eager_step(
-        self, arch: Architecture, device: dict[str, tuple[float, float]], reduces: int, layers: Counter[Op], ranks: int
-    ) -> tuple[float, float]:
+    def _eager_step(self, ops: PassOps, device: dict[str, tuple[float, float]]) -> tuple[float, float]:
         """What the host takes beyond the device, layers and the rest apart."""
         known = self._constants["eager"]
-        reduce_s = sum(count * self._eager_reduce_s(op) for op, count in layers.items() if isinstance(op, AllReduce))
-        host_layers = arch.num_hidden_layers * known["layer_s"] + reduce_s
-        host_rest = known["pass_s"] + (reduces > 0) * 2 * known["all_reduce_s"]
+        reduce_s = sum(count * self._eager_reduce_s(op) for op, count in ops.in_layers.items() if isinstance(op, AllReduce))
+        host_layers = ops.layers * known["layer_s"] + reduce_s
+        host_rest = known["pass_s"] + (ops.all_reduces() > 0) * 2 * known["all_reduce_s"]
         on_layers = sum(device[name][0] for name in ("gemm", "attention", "elementwise", "all_reduce"))
         beyond = max(0.0, host_layers - on_layers) + max(0.0, host_rest - device["head"][0])
         return beyond, known["relative_std"] * (host_layers + host_rest) if beyond > 0 else 0.0

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.ops import Elementwise, Gemm, head_ops, layer_ops
+from archsearch.architecture.ops import Elementwise, Gemm, PassOps, head_ops, layer_ops
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
@@ -239,6 +239,18 @@ class LatencyModel:
         mean, std = self._residual.predict(self._inputs(arch, batch, tokens, context, cold))
         value = base * math.exp(mean)
         return self._remember(key, Estimate(value, std * value, "modelled"))
+
+    def ops_s(self, ops: PassOps) -> Estimate:
+        """Seconds of one pass given by its ops: what is not a whole model, such as a head on a target's hidden states.
+
+        Raises MissingDataError for a profile fitted to whole passes: its coefficients are of whole models.
+        """
+        if self.composed_ is None:
+            raise MissingDataError(
+                "a pass given by its ops is priced from kernel rows of a GPU; this profile is fitted to whole models "
+                "(--gpu h100 prices such a drafter on a shipped profile)"
+            )
+        return self.composed_.ops_s(ops)
 
     def _remember(self, key: tuple[Any, ...], estimate: Estimate) -> Estimate:
         if len(self._passes) > 200_000:

@@ -9,11 +9,12 @@ on large layers and 25-50 % on small ones. It is there so that a question is ans
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.op_kinds import OP_KINDS
-from archsearch.architecture.ops import AllReduce, Op, forward_ops
+from archsearch.architecture.ops import AllReduce, Op, PassOps, forward_ops
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
@@ -55,20 +56,27 @@ class RooflineLatency:
         key = (arch, batch, tokens, context, ranks)
         if key not in self._passes:
             ops = forward_ops(arch, batch=batch, tokens=tokens, context=context, ranks=ranks, fused=self.mode == "graph")
-            value = sum(count * self.op_s(op) for op, count in ops.items())
-            reduces = sum(count for op, count in ops.items() if isinstance(op, AllReduce))
-            if self.mode == "graph":
-                value += constants()["graph"]["sync_s"] * sync_waits(reduces, ranks)
-            elif self.device.kind == "gpu":
-                value = max(value, self._host_s(arch, reduces))
-            self._passes[key] = Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")
+            self._passes[key] = self._pass_s(ops, arch.num_hidden_layers, ranks)
         return self._passes[key]
 
+    def ops_s(self, ops: PassOps) -> Estimate:
+        """Seconds of one pass given by its ops, of any network."""
+        return self._pass_s(ops.in_layers + ops.outside, ops.layers, ops.ranks)
+
+    def _pass_s(self, ops: Counter[Op], layers: int, ranks: int) -> Estimate:
+        value = sum(count * self.op_s(op) for op, count in ops.items())
+        reduces = sum(count for op, count in ops.items() if isinstance(op, AllReduce))
+        if self.mode == "graph":
+            value += constants()["graph"]["sync_s"] * sync_waits(reduces, ranks)
+        elif self.device.kind == "gpu":
+            value = max(value, self._host_s(layers, reduces))
+        return Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")
+
     @staticmethod
-    def _host_s(arch: Architecture, all_reduces: int) -> float:
+    def _host_s(layers: int, all_reduces: int) -> float:
         """Host time of an eager pass (published, see constants.yaml)."""
         known = constants()["eager"]
-        return float(known["pass_s"] + arch.num_hidden_layers * known["layer_s"] + all_reduces * known["all_reduce_s"])
+        return float(known["pass_s"] + layers * known["layer_s"] + all_reduces * known["all_reduce_s"])
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target."""

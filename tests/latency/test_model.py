@@ -9,7 +9,9 @@ import pytest
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.architecture.heads import first_pass_ops
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
+from archsearch.architecture.published_heads import usual_head
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline import sample_space
@@ -217,3 +219,9 @@ def test_summary_and_a_row_that_came_later(profile: Profile, model: LatencyModel
     row = profile.select("gemm", LAW.dtype, "eager", "cold")[0]
     copy.record(Measurement(row.kind, row.shape, row.dtype, row.mode, row.cache, (0.5, 0.5, 0.5)))
     assert LatencyModel(copy, LAW.dtype).ops.op_s(Gemm(**row.sizes()), True)[0] == 0.5
+
+
+def test_a_list_of_ops_has_no_price_where_whole_models_were_fitted(model: LatencyModel) -> None:
+    ops = first_pass_ops(usual_head(TARGET, "eagle3"), batch=1, tokens=4, context=96)
+    with pytest.raises(MissingDataError, match="fitted to whole models"):
+        model.ops_s(ops)
