@@ -12,7 +12,7 @@ chain is one pass over the rows that the target verified and gamma - 1 later ste
 `v1/spec_decode/llm_base_proposer.py`, SGLang's `draft_extend` and `draft`); a block drafter has the first pass only.
 
 With tensor parallelism layers, embedding and head are split like the target's, fc is not: every rank runs all of it (vLLM's and
-SGLang's `llama_eagle3.py`).
+SGLang's `llama_eagle3.py`). The choice of the token is part of a pass here: a chain feeds it to the next step.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def first_pass_ops(
 
     tokens: rows of each of `batch` sequences (gamma + 1 where rejected tokens are read again, as engines do). The head runs on
     the last row of each; that of a block drafter on all but the first. `fused`: as in `layer_ops`. `scattered`: a trimmed head's
-    logits are written into a row of the whole vocabulary before the token is chosen (vLLM's V1 runner); others choose among
-    the trimmed rows.
+    logits go into a row of the whole vocabulary before the token is chosen (`compute_logits` in vLLM's `llama_eagle3.py`);
+    others, and vLLM with `use_local_argmax_reduction`, choose among the trimmed rows.
 
     Raises: InvalidShapeError where the head does not divide by the ranks, or a block of one token has nothing to draft.
     """

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -243,14 +244,22 @@ class LatencyModel:
     def ops_s(self, ops: PassOps) -> Estimate:
         """Seconds of one pass given by its ops: what is not a whole model, such as a head on a target's hidden states.
 
-        Raises MissingDataError for a profile fitted to whole passes: its coefficients are of whole models.
+        It is composed of its kernels also where whole models were measured, whose coefficients say nothing of it. Raises
+        MissingDataError for a CPU, and for a measured GPU in eager mode: what the host adds is in no kernel's row.
         """
-        if self.composed_ is None:
+        if self._kernels is None:
             raise MissingDataError(
-                "a pass given by its ops is priced from kernel rows of a GPU; this profile is fitted to whole models "
-                "(--gpu h100 prices such a drafter on a shipped profile)"
+                f"a pass given by its ops is composed of GPU kernels in CUDA graphs; this profile is fitted to whole models in "
+                f"{self.mode} mode (--gpu h100 --mode graph prices such a drafter on a shipped profile)"
             )
-        return self.composed_.ops_s(ops)
+        return self._kernels.ops_s(ops)
+
+    @cached_property
+    def _kernels(self) -> ComposedPass | None:
+        """What composes a pass of its ops, where this profile has such rows."""
+        if self.composed_ is None and self.mode == "graph" and composable(self.profile, self.dtype):
+            return ComposedPass(self.profile, self.dtype, self.mode, self.engine)
+        return self.composed_
 
     def _remember(self, key: tuple[Any, ...], estimate: Estimate) -> Estimate:
         if len(self._passes) > 200_000:

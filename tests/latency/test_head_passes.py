@@ -15,7 +15,7 @@ from archsearch.hardware.device import Device, load_device
 from archsearch.latency.composed import Part, constants
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.profiles import Profile, find_profile
+from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape
 
 
 @cache
@@ -65,6 +65,21 @@ def test_ranks_wait_in_a_head_as_in_a_model() -> None:
     head, known = head_for("llama-3.3-70b", "eagle3").head, constants()["graph"]
     terms = shipped("h100").composed_.ops_terms(later_step_ops(head, batch=1, context=500, ranks=8))
     assert terms["step"][0] == pytest.approx(known["pass_s"] + known["layer_s"] + 4 * 7 / 8 * known["sync_s"])
+
+
+def test_a_gpu_that_was_measured_whole_prices_them_from_its_kernels() -> None:
+    source = shipped("h100")
+    profile = Profile(source.profile.device, source.profile.stack)
+    profile.add(source.profile.rows.values())
+    base = catalogue.load("llama-3.2-1b").architecture
+    for layers in range(1, 9):
+        arch = base.replace(num_hidden_layers=layers)
+        shape = freeze_shape(arch.to_dict() | {"batch": 1, "tokens": 1, "context": 256})
+        profile.add([Measurement("forward", shape, "bfloat16", "graph", "cold", (source.forward_s(arch).value,))])
+    model = LatencyModel(profile, "bfloat16", "graph")
+    assert model.summary()["pass"] == "fitted"
+    ops = later_step_ops(head_for("llama-3.1-8b", "eagle3").head, batch=1, context=500)
+    assert model.ops_s(ops).value == pytest.approx(source.ops_s(ops).value, rel=0.01)
 
 
 def test_the_roofline_prices_lists_of_ops_too() -> None:
