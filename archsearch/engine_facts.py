@@ -1,7 +1,8 @@
 """What archsearch knows of each engine: one row, asked by every room. The code that runs or exports for it is named by path.
 
 A fact is here, and not in the engine's class, where it is needed without loading the engine: to price a draft in it, to refuse
-an option, to name it in a report. Rows hold for the version that they name.
+an option, to name it in a report. Rows hold for the version that they name; what changes from version to version on a GPU, and
+what a round costs there, is in `engine_rounds`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,6 @@ from typing import Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import check_shards
 from archsearch.errors import ArchsearchError, InvalidShapeError
-
-
-@dataclass(frozen=True, slots=True)
-class HostCosts:
-    """What an engine's scheduler adds on the host to a step, where a GPU does not hide it: `step_s` + `sequence_s` per sequence,
-    with the `relative_std` of the sum. `source`: where the numbers come from (`decode_steps.py` is in benchmarks/)."""
-
-    step_s: float
-    sequence_s: float
-    relative_std: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +30,7 @@ class EngineFacts:
     recipe: str = ""  # path of the Recipe of its environment; "" where it needs none
     in_process: bool = False  # runs in archsearch's own process, on loaded modules and the kernels that a profile times
     server: bool = False  # a running server of it can be measured: --server-url
+    cpu_only: bool = False  # does not run on GPUs
     batches: bool = False  # runs several requests at once
     synthesises: bool = False  # accepts draft tokens by chance when told to
     schedules: bool = False  # takes gamma by batch size
@@ -49,7 +40,6 @@ class EngineFacts:
     trimmed_head: bool = False  # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
     sharded_draft: bool = False  # shards the draft as it shards the target; else the draft runs on one device
     idle_pass: bool = False  # runs a pass of the draft even where a schedule says gamma 0
-    host: HostCosts | None = None  # on a GPU under CUDA graphs; None where it is not known
 
     # -- exporting for it
     export: str = ""  # path of (Setup) -> Serving, the command and files that make it use a draft
@@ -105,12 +95,6 @@ _ROWS: Final = (
         dummy_weights=True,  # load_format "dummy"
         sharded_draft=True,  # draft_tensor_parallel_size must equal the target's (config/speculative.py)
         idle_pass=True,  # seen in its steps: at gamma 0 the draft still reads the written token
-        host=HostCosts(
-            step_s=1.0e-4,
-            sequence_s=3.4e-5,
-            relative_std=0.3,
-            source="fitted to 6 calibration rows of vLLM 0.12, Qwen3-32B on H100, batch 8 to 128 (decode_steps.py)",
-        ),
         export="archsearch.export.engines:vllm",
         speculative_config=True,
     ),
@@ -120,30 +104,24 @@ _ROWS: Final = (
         version="2026.4.1.0",
         make="archsearch.engines.openvino.engine:make",
         recipe="archsearch.engines.environments.recipes:OPENVINO",
+        cpu_only=True,
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
     ),
     EngineFacts(
         name="sglang",
         title="SGLang",
-        version="0.5.1",
-        host=HostCosts(
-            step_s=1.0e-4,
-            sequence_s=1.7e-5,
-            relative_std=0.4,
-            source="fitted to 9 calibration rows of SGLang 0.5.1, Qwen3-32B on H100, batch 16 to 128 (decode_steps.py)",
-        ),
+        version="0.5.23",
+        batches=True,  # continuous batching
+        sharded_draft=True,  # StandaloneWorker passes the target's tp_rank; DraftTPExecution.TARGET_LAYOUT in 0.5.23
         export="archsearch.export.engines:sglang",
     ),
     EngineFacts(
         name="tensorrt-llm",
         title="TensorRT-LLM",
-        version="1.0",
-        host=HostCosts(
-            step_s=0.0,
-            sequence_s=8.0e-7,
-            relative_std=1.0,
-            source="17 calibration rows of TensorRT-LLM 1.0, Llama-3.1-8B on H100, show next to none; it runs behind the device",
-        ),
+        version="1.3",
+        batches=True,  # in-flight batching
+        schedules=True,  # draft_len_schedule
+        sharded_draft=True,  # the one-model worker runs the draft in the target's mapping (_torch/speculative/draft_target.py)
         export="archsearch.export.engines:tensorrt_llm",
     ),
     EngineFacts(

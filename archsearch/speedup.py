@@ -229,55 +229,36 @@ def tau_estimate(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> 
 
 
 def speedup_estimate(
-    tau_value: Estimate,
-    decode_s: Estimate,
-    draft_s: Estimate,
-    verify_s: Estimate,
-    overhead_s: Estimate | None = None,
-    target_correlation: float = 0.0,
+    tau_value: Estimate, decode_s: Estimate, round_s: Estimate, verify_s: Estimate | None = None, target_correlation: float = 0.0
 ) -> Estimate:
-    """Speed-up with its std (delta method, relative errors).
+    """tau * decode_s / round_s with its std (delta method, relative errors).
 
-    `target_correlation`: correlation of the errors of decode_s and verify_s. Both are passes of one target priced by one model,
-    so an error they share cancels; 0 is the cautious choice.
+    `target_correlation`: correlation of the errors of decode_s and of `verify_s`, the target's part of the round. Both are passes
+    of one target priced by one model, so an error they share cancels; 0 is the cautious choice.
     """
-    other_s = overhead_s.value if overhead_s else 0.0
-    round_s = draft_s.value + verify_s.value + other_s
-    value = speedup(tau_value.value, decode_s.value, draft_s.value, verify_s.value, other_s)
-    decode, verify = decode_s.relative_std, verify_s.std / round_s
-    variance = (
-        tau_value.relative_std**2
-        + decode**2
-        + verify**2
-        - 2.0 * target_correlation * decode * verify
-        + (draft_s.std / round_s) ** 2
-        + ((overhead_s.std if overhead_s else 0.0) / round_s) ** 2
+    value = tau_value.value * decode_s.value / round_s.value
+    decode, verify = decode_s.relative_std, (verify_s.std / round_s.value if verify_s is not None else 0.0)
+    variance = tau_value.relative_std**2 + decode**2 + round_s.relative_std**2 - 2.0 * target_correlation * decode * verify
+    return Estimate(
+        value, value * math.sqrt(max(variance, 0.0)), weakest_source(tau_value.source, decode_s.source, round_s.source)
     )
-    sources = [part.source for part in (tau_value, decode_s, draft_s, verify_s, overhead_s) if part is not None]
-    return Estimate(value, value * math.sqrt(max(variance, 0.0)), weakest_source(*sources))
 
 
-def tpot_estimate(tau_value: Estimate, draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate | None = None) -> Estimate:
+def tpot_estimate(tau_value: Estimate, round_s: Estimate) -> Estimate:
     """Seconds per output token with its std (delta method)."""
-    parts = [part for part in (draft_s, verify_s, overhead_s) if part is not None]
-    round_s = math.fsum(part.value for part in parts)
-    relative = math.hypot(tau_value.relative_std, *(part.std / round_s for part in parts))
-    value = round_s / tau_value.value
-    return Estimate(value, value * relative, weakest_source(tau_value.source, *(part.source for part in parts)))
+    value = round_s.value / tau_value.value
+    relative = math.hypot(tau_value.relative_std, round_s.relative_std)
+    return Estimate(value, value * relative, weakest_source(tau_value.source, round_s.source))
 
 
-def break_even_estimate(
-    gamma: int, decode_s: Estimate, draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate | None = None
-) -> Estimate | None:
+def break_even_estimate(gamma: int, decode_s: Estimate, round_s: Estimate) -> Estimate | None:
     """`break_even_alpha` with its std from the times; None where no alpha is enough."""
-    parts = [part for part in (draft_s, verify_s, overhead_s) if part is not None]
-    round_s = math.fsum(part.value for part in parts)
-    alpha = break_even_alpha(gamma, decode_s.value, round_s, 0.0)
+    alpha = break_even_alpha(gamma, decode_s.value, round_s.value, 0.0)
     if math.isinf(alpha):
         return None
-    needed = round_s / decode_s.value
-    needed_std = needed * math.hypot(decode_s.relative_std, *(part.std / round_s for part in parts))
-    source = weakest_source(decode_s.source, *(part.source for part in parts))
+    needed = round_s.value / decode_s.value
+    needed_std = needed * math.hypot(decode_s.relative_std, round_s.relative_std)
+    source = weakest_source(decode_s.source, round_s.source)
     return Estimate(alpha, min(needed_std / tau_slope(alpha, gamma), 1.0), source)
 
 

@@ -76,4 +76,6 @@ class WorkloadRequest:
     tensor_parallel: int | None = None
     dtype: str | None = None
     mode: Mode | None = None
-    engine: str = "transformers"
+    engine: str | None = None  # who serves; None: vllm on a GPU, transformers on a CPU
+    engine_version: str | None = None  # None: the newest that is known
+    engine_options: tuple[str, ...] = ()  # the engine's switches that matter to a round, as NAME=VALUE

@@ -42,7 +42,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.catalogue import load
 from archsearch.architecture.ops import AllReduce
 from archsearch.capacity import max_batch_size
-from archsearch.engine_facts import HostCosts, engine_facts
+from archsearch.engine_rounds import plain_costs
 from archsearch.hardware.device import load_device
 from archsearch.latency.composed import ComposedPass, Part, constants, sync_waits
 from archsearch.profiles import Measurement
@@ -118,6 +118,27 @@ def read_rows(path: Path) -> tuple[list[Row], Counter[str]]:
                     )  # fmt: skip
                 )
     return rows, left
+
+
+VERSIONS = {"vllm": "0.12.0", "sglang": "0.5.1", "tensorrt-llm": "1.0.0"}
+"""The versions that the rows were measured with."""
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """What an engine's scheduler adds to a plain step: `step_s` + `sequence_s` per sequence, with the std of the sum."""
+
+    step_s: float
+    sequence_s: float
+    relative_std: float
+    source: str
+
+
+def shipped_costs(engine: str) -> HostCosts:
+    """Those that archsearch ships for the version of the rows."""
+    costs = plain_costs(engine, VERSIONS[engine])
+    at_64 = costs.at(64)
+    return HostCosts(costs.step_s.value, costs.sequence_s.value, at_64.std / max(at_64.value, 1e-9), costs.source)
 
 
 @dataclass(frozen=True)
@@ -376,8 +397,8 @@ def main(arguments: Sequence[str] | None = None, passes: Callable[[str, str, str
     pairs = compare(rows, passes or make_passes(systems))
     # 16-bit rows whose batch fits set the constants
     now = calibrate([(r, t) for r, t in pairs if r.calibrates and r.dtype == "bfloat16" and t.batch == r.concurrency])
-    known = {backend: engine_facts(ENGINE_OF.get(backend, backend)).host for backend in PREFILL_TOKENS}
-    shipped = Constants(constants()["graph"]["sync_s"], {name: costs for name, costs in known.items() if costs})
+    known = {backend: shipped_costs(ENGINE_OF.get(backend, backend)) for backend in PREFILL_TOKENS}
+    shipped = Constants(constants()["graph"]["sync_s"], known)
     used = now if options.calibrate else shipped
     result = {
         "figures": run(pairs, used),

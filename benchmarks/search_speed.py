@@ -19,6 +19,7 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import flops_per_token, kv_cache_bytes, weight_bytes_per_pass
 from archsearch.estimate import Estimate
+from archsearch.latency.rounds import LatencyOfRounds
 from archsearch.search.objective import Latency, Scorer
 from archsearch.search.space import load_space
 from archsearch.search.study import enumerate_best, search
@@ -26,7 +27,7 @@ from archsearch.workload import Workload
 
 
 @dataclass(frozen=True)
-class StandInLatency:
+class StandInLatency(LatencyOfRounds):
     """max(bytes / bandwidth, flops / peak) plus a constant per layer and per pass."""
 
     bytes_per_s: float = 12e9
@@ -51,7 +52,7 @@ class StandInLatency:
         step = self.forward_s(draft, workload, 1)
         return Estimate(gamma * step.value, gamma * step.std, step.source)
 
-    def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+    def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         return Estimate(0.0, 0.0, "given")
 
 

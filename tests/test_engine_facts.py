@@ -58,10 +58,10 @@ def test_a_row_is_whole(row: EngineFacts) -> None:
         path = getattr(row, name)
         assert not path or load(path) is not None
     assert not row.in_process or not row.recipe
-    assert row.make or not any((row.recipe, row.in_process, row.server, row.batches, row.synthesises, row.schedules))
+    assert row.make or not any((row.recipe, row.in_process, row.server, row.synthesises))
     assert sum(map(bool, (row.export, row.draft_folder, row.not_exported))) <= 1
     assert row.version or row.name == "llama.cpp", "say which version the facts hold for"
-    assert {field.name for field in fields(row)} >= {"host", "idle_pass"}
+    assert {field.name for field in fields(row)} >= {"sharded_draft", "idle_pass"}
 
 
 def test_an_engine_that_runs_says_what_its_row_says() -> None:

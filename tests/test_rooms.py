@@ -19,7 +19,7 @@ FLOORS = (
     ("errors", "estimate", "paths", "progress", "threads"),
     ("files", "workload", "speedup", "schedule"),
     ("hardware", "architecture"),
-    ("capacity", "engine_facts", "profiles"),
+    ("capacity", "engine_facts", "engine_rounds", "profiles"),
     ("models",),
     ("text", "latency"),
     ("training",),

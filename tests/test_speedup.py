@@ -106,12 +106,16 @@ def _spread(function, draws=40_000):
     return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / draws)
 
 
+def _sum(*parts):
+    return Estimate(sum(part.value for part in parts), math.hypot(*(part.std for part in parts)), "modelled")
+
+
 def test_speedup_std_agrees_with_sampling():
     alpha, drift = Estimate(0.7, 0.01, "prior"), Estimate(0.05, 0.01, "prior")
     tau = sp.tau_estimate(alpha, 4, drift)
     decode, verify = Estimate(0.030, 0.0006, "modelled"), Estimate(0.036, 0.0009, "modelled")
     draft, overhead = Estimate(0.012, 0.0008, "modelled"), Estimate(0.002, 0.0003, "measured")
-    predicted = sp.speedup_estimate(tau, decode, draft, verify, overhead)
+    predicted = sp.speedup_estimate(tau, decode, _sum(draft, verify, overhead), verify)
 
     def draw(generator):
         def one(estimate):
@@ -138,20 +142,21 @@ def test_tau_std_without_drift_is_the_slope():
 def test_shared_target_error_cancels():
     one = Estimate(1.0, 0.0, "measured")
     decode, verify, free = Estimate(1.0, 0.1, "modelled"), Estimate(1.0, 0.1, "modelled"), Estimate(0.0, 0.0, "modelled")
-    assert sp.speedup_estimate(one, decode, free, verify, target_correlation=1.0).std == pytest.approx(0.0, abs=1e-9)
-    assert sp.speedup_estimate(one, decode, free, verify).std == pytest.approx(0.1 * 2**0.5)
+    round_s = _sum(free, verify)
+    assert sp.speedup_estimate(one, decode, round_s, verify, target_correlation=1.0).std == pytest.approx(0.0, abs=1e-9)
+    assert sp.speedup_estimate(one, decode, round_s, verify).std == pytest.approx(0.1 * 2**0.5)
 
 
 def test_break_even_estimate():
     decode, draft, verify = Estimate(1.0, 0.02, "modelled"), Estimate(0.25, 0.02, "modelled"), Estimate(1.12, 0.03, "measured")
-    estimate = sp.break_even_estimate(5, decode, draft, verify)
+    estimate = sp.break_even_estimate(5, decode, _sum(draft, verify))
     assert estimate.value == pytest.approx(sp.break_even_alpha(5, 1.0, 0.25, 1.12))
 
     def draw(generator):
         return sp.break_even_alpha(5, *(max(generator.gauss(e.value, e.std), 1e-9) for e in (decode, draft, verify)))
 
     assert estimate.std == pytest.approx(_spread(draw, 4000)[1], rel=0.1)
-    assert sp.break_even_estimate(2, decode, Estimate(4.0, 0.0, "modelled"), verify) is None
+    assert sp.break_even_estimate(2, decode, _sum(Estimate(4.0, 0.0, "modelled"), verify)) is None
 
 
 def test_error_by_term_adds_up_to_the_error():

@@ -53,15 +53,28 @@ def dtype_choice(_context: click.Context, _parameter: click.Parameter, value: st
 
 
 def engine_choice(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """An engine's name."""
+    """The name of an engine that archsearch runs."""
     from archsearch.engine_facts import runnable_engine
 
     return runnable_engine(value).name
 
 
 def optional_engine(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """An engine's name, or None."""
+    """The name of an engine that archsearch runs, or None."""
     return None if value is None else engine_choice(context, parameter, value)
+
+
+def priced_engine(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """The name of an engine whose rounds can be priced, or None."""
+    from archsearch.engine_facts import ENGINES, engine_facts
+    from archsearch.engine_rounds import known_engines
+
+    if value is None:
+        return None
+    known = [name for name, row in ENGINES.items() if row.make or name in known_engines()]
+    if value not in known:
+        raise click.BadParameter(f"{value!r} is none of {', '.join(known)}")
+    return engine_facts(value).name
 
 
 def absolute(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
@@ -101,6 +114,31 @@ def folded(into: str, kind: type) -> Callable[[Callable[..., Any]], Callable[...
     return decorate
 
 
+def engine_options() -> list[Any]:
+    """Which engine serves, of which version and with which switches."""
+    return [
+        click.option(
+            "--engine",
+            metavar="E",
+            callback=priced_engine,
+            help="Who serves (default: vllm on a GPU, transformers on a CPU): vllm, transformers, openvino (CPU), sglang, "
+            "tensorrt-llm, llama.cpp (GPU).",
+        ),
+        click.option(
+            "--engine-version",
+            metavar="V",
+            help="Its version, on a GPU (default: the installed one, else the newest known): how drafts are launched changes.",
+        ),
+        click.option(
+            "--engine-option",
+            "engine_options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A switch of the engine that matters to a round: VLLM_USE_V2_MODEL_RUNNER, async_scheduling, enforce_eager, ...",
+        ),
+    ]
+
+
 def common(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every command that scores: which latency and workload (`asked`), and `alpha` and `domain`."""
     options = [
@@ -128,7 +166,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
             "--tensor-parallel",
             type=click.IntRange(min=1),
             metavar="N",
-            help="Devices that share the target (default: the fewest that hold it). The draft runs on one.",
+            help="Devices that share the target (default: the fewest that hold it), and the draft where the engine shards it.",
         ),
         click.option(
             "--dtype",
@@ -139,7 +177,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--mode",
             type=click.Choice(["eager", "graph"]),
-            help="graph: CUDA graphs, as vLLM runs (default on GPUs); eager: as transformers runs (default on a CPU).",
+            help="graph: CUDA graphs, as serving engines run on GPUs; eager: as transformers runs (default: the engine's).",
         ),
         click.option(
             "--alpha",
@@ -156,7 +194,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Which text the prior is for; narrow: one kind of task, mixed: chat, code and documents together.",
         ),
-        click.option("--engine", default="transformers", show_default=True, metavar="E", callback=engine_choice),
+        *engine_options(),
     ]
     function = folded("asked", WorkloadRequest)(function)
     for option in reversed(options):

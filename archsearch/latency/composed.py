@@ -1,9 +1,9 @@
 """A whole pass put together from kernel tables, for GPUs of which no whole pass was measured.
 
-graph mode: step = its kernels + what a replay costs + what ranks wait for one another; between two steps an engine adds its
-host time. eager mode: the host launches every kernel and the device waits for it wherever it is the faster of the two, so the
-layers take the longer of device time and host time. The host time is in no table; it is a published constant (constants.yaml)
-with a wide std, and an eager answer is an estimate of that published stack, not of this machine.
+graph mode: step = its kernels + what a replay costs + what ranks wait for one another; what an engine adds between two steps is
+in `latency.rounds`. eager mode: the host launches every kernel and the device waits for it wherever it is the faster of the
+two, so the layers take the longer of device time and host time. The host time is in no table; it is a published constant
+(constants.yaml) with a wide std, and an eager answer is an estimate of that published stack, not of this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import yaml
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, PassOps, head_ops, layer_ops, sample_op
-from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
@@ -65,9 +64,8 @@ def table_dtype(profile: Profile, dtype: str) -> str:
 class ComposedPass:
     """Seconds and std of whole steps from the kernel rows of a GPU profile."""
 
-    def __init__(self, profile: Profile, dtype: str, mode: str, engine: str | None = None) -> None:
+    def __init__(self, profile: Profile, dtype: str, mode: str) -> None:
         self.mode = mode
-        self.engine = engine_facts(engine).host if mode == "graph" else None
         self._gemm = OpModel(profile, dtype, "graph")
         # with 8-bit weights the rest runs in 16 bits
         self._rest = OpModel(profile, "bfloat16", "graph") if dtype == "float8_e4m3fn" else self._gemm
@@ -141,17 +139,6 @@ class ComposedPass:
         value = sum(value for value, _ in terms)
         whole = self._constants["graph"]["relative_std"] * value if self.mode == "graph" else 0.0
         return Estimate(value, math.hypot(whole, *(std for _, std in terms)), "modelled")
-
-    def host_s(self, batch: int) -> Estimate:
-        """What the engine's scheduler adds between two steps of `batch` sequences; 0 without an engine."""
-        if self.engine is None:
-            return Estimate(0.0, 0.0, "modelled")
-        value = self.engine.step_s + self.engine.sequence_s * batch
-        return Estimate(value, self.engine.relative_std * value, "modelled")
-
-    def engine_words(self) -> str | None:
-        """Where the engine's costs come from; None without an engine."""
-        return self.engine.source if self.engine else None
 
     def _graph_step(self, ops: PassOps) -> tuple[float, float]:
         known = self._constants["graph"]

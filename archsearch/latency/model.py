@@ -30,6 +30,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.ops import Elementwise, Gemm, PassOps, head_ops, layer_ops
 from archsearch.engine_facts import engine_facts
+from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.latency.composed import ComposedPass, Part, composable, constants
@@ -37,6 +38,7 @@ from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.regression import Residual, nonnegative_fit
+from archsearch.latency.rounds import LatencyOfRounds, plain_step
 from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
 
@@ -57,15 +59,24 @@ class CacheFit:
         return 1.0 / (1.0 + (self.half_bytes / bytes_) ** self.steepness)
 
 
-class LatencyModel:
-    """Latency of forward passes from a Profile, for one dtype and mode; with `engine`, what that engine adds (see `overhead_s`).
+class LatencyModel(LatencyOfRounds):
+    """Latency of forward passes from a Profile, for one dtype and mode; with `engine`, what that engine adds (see `round`).
 
+    `rounds`: how the engine's version runs rounds on a GPU (default: the newest known); it plays no part on a CPU, where what an
+    engine adds is measured with the profile.
     After construction of a fitted model `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out relative errors of whole
     passes) hold what was learnt; of a composed one `composed_` is what puts its passes together, and None otherwise.
     Raises MissingDataError where the profile holds too few rows.
     """
 
-    def __init__(self, profile: Profile, dtype: str, mode: str = "eager", engine: str | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        dtype: str,
+        mode: str = "eager",
+        engine: str | None = None,
+        rounds: EngineRounds | None = None,
+    ) -> None:
         self.profile = profile
         self.engine, self.facts = engine, engine_facts(engine)
         self.dtype = dtype
@@ -80,11 +91,14 @@ class LatencyModel:
             self.engine_ = EnginePasses(profile, dtype, mode, engine)
         whole = len(profile.select("forward", dtype, mode))
         if whole < MIN_ROWS["forward"] and composable(profile, dtype):
-            self.composed_ = ComposedPass(profile, dtype, mode, engine)
+            self.composed_ = ComposedPass(profile, dtype, mode)
         else:
             self.ops = OpModel(profile, dtype, mode)
             self._fit()
         self._engine = fit_overheads(profile.select("engine", dtype, mode))
+        measured = self.engine_ is not None or any(name == engine for name, _ in self._engine)
+        if profile.device.get("kind") == "gpu" and engine is not None and not measured:
+            self.rounds = rounds or engine_rounds(engine)
 
     # -- what a pass is made of ------------------------------------------------------------------------------------------------
 
@@ -224,18 +238,27 @@ class LatencyModel:
     # -- answers ---------------------------------------------------------------------------------------------------------------
 
     def forward_s(
-        self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False
+        self,
+        arch: Architecture,
+        *,
+        batch: int = 1,
+        tokens: int = 1,
+        context: int = 256,
+        ranks: int = 1,
+        cold: bool = False,
+        logits: int | None = None,
     ) -> Estimate:
         """Seconds of one forward pass of `tokens` new tokens per sequence against `context` cached ones.
 
         cold: weights come from memory (the first draft token after a verification); otherwise the pass runs in a loop.
+        logits: tokens per sequence whose logits are computed; None means all. A fitted model knows passes with all of them only.
         """
-        key = (arch, batch, tokens, context, ranks, cold)
+        key = (arch, batch, tokens, context, ranks, cold, logits)
         found = self._passes.get(key)
         if found is not None:
             return found
         if self.composed_ is not None:  # the tables' weights always come from memory: cold or not is the same
-            return self._remember(key, self.composed_.step_s(arch, [Part(batch, tokens, context)], ranks))
+            return self._remember(key, self.composed_.step_s(arch, [Part(batch, tokens, context, logits)], ranks))
         base = float(self._features(arch, batch, tokens, context, ranks, cold, self.cache_) @ self._coefficients)
         mean, std = self._residual.predict(self._inputs(arch, batch, tokens, context, cold))
         value = base * math.exp(mean)
@@ -278,8 +301,8 @@ class LatencyModel:
         )
         costs = self._engine_costs(target.vocab_size)
         if costs is not None:
-            step = _sum(step, costs.plain)
-        return step if self.composed_ is None else _sum(step, self.composed_.host_s(workload.batch_size))
+            return _sum(step, costs.plain)
+        return step if self.rounds is None else plain_step(self.rounds, step, target.num_hidden_layers, workload.batch_size)
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
@@ -296,21 +319,25 @@ class LatencyModel:
             target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel
         )
 
-    def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """The draft's time for gamma tokens: the first with its weights out of the cache, the others in a loop; and what the
-        engine adds to each of its layers (what it adds to a token whatever the draft is in `overhead_s`)."""
+    def draft_passes(self, draft: Architecture, workload: Workload, gamma: int) -> tuple[Estimate, Estimate]:
+        """(the first pass of a round, with its weights out of the cache; each later one, in a loop)."""
         batch, context = workload.batch_size, workload.context_len
         draft = self.facts.served_draft(draft)
-        costs = self._engine_costs(draft.vocab_size)
-        extra = gamma * draft.num_hidden_layers * costs.layer_s if costs else 0.0
         ranks = self.facts.draft_ranks(workload.tensor_parallel)
         if self.engine_ is not None:
             tokens = self.engine_.first_pass.tokens(gamma)
             first = self.engine_.forward_s(draft, batch=batch, tokens=tokens, context=context, cold=True)
-            later = self.engine_.forward_s(draft, batch=batch, context=context)
-        else:
-            first = self.forward_s(draft, batch=batch, context=context, ranks=ranks, cold=True)
-            later = self.forward_s(draft, batch=batch, context=context, ranks=ranks) if gamma > 1 else first
+            return first, self.engine_.forward_s(draft, batch=batch, context=context)
+        tokens = self.rounds.costs.first_pass_tokens(gamma) if self.rounds is not None else 1
+        first = self.forward_s(draft, batch=batch, tokens=tokens, context=context, ranks=ranks, cold=True, logits=1)
+        return first, self.forward_s(draft, batch=batch, context=context, ranks=ranks, logits=1) if gamma > 1 else first
+
+    def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """The draft's time for gamma tokens, and what the engine adds to each of its layers (what it adds to a token whatever the
+        draft is in `added_s`)."""
+        costs = self._engine_costs(draft.vocab_size)
+        extra = gamma * draft.num_hidden_layers * costs.layer_s if costs else 0.0
+        first, later = self.draft_passes(draft, workload, gamma)
         if gamma <= 1:
             return Estimate(first.value + extra, first.std, first.source)
         value = first.value + (gamma - 1) * later.value + extra
@@ -329,14 +356,12 @@ class LatencyModel:
             headless, batch=batch, tokens=2, context=context, ranks=self.facts.draft_ranks(workload.tensor_parallel), cold=True
         )
 
-    def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine adds to a round of gamma draft tokens; 0 where neither rows of it nor published costs are known."""
+    def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """What the engine was measured to add to a round of gamma draft tokens; 0 where nothing is known of it."""
         if self.engine_ is not None:
             return self.engine_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)
-        if known is None:
-            return self.composed_.host_s(workload.batch_size) if self.composed_ else Estimate(0.0, 0.0, "modelled")
-        return known.round_s(gamma)
+        return known.round_s(gamma) if known is not None else Estimate(0.0, 0.0, "modelled")
 
     @property
     def largest_batch(self) -> int | None:
@@ -368,7 +393,8 @@ class LatencyModel:
         if self.engine_ is not None:
             known["engine_passes"] = {"engine": self.engine, **self.engine_.summary()}
         if self.composed_ is not None:
-            return known | {"constants": constants()[self.mode], "engine": self.composed_.engine_words()}
+            words = self.rounds.costs.source if self.rounds is not None else None
+            return known | {"constants": constants()[self.mode], "engine": words}
         errors = np.abs(self.loo_)
         return known | {
             "coefficients": self.coefficients_,

@@ -16,9 +16,11 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Op, PassOps, forward_ops
 from archsearch.engine_facts import engine_facts
+from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.composed import constants, sync_waits
+from archsearch.latency.rounds import LatencyOfRounds, plain_step
 from archsearch.workload import DTYPE_BYTES, Workload
 
 BANDWIDTH_SHARE: Final = 0.8  # bytes / (0.8 bandwidth) + 3 us fits measured decode GEMMs of A100, H100, H200 and B200 to 14-21 %
@@ -27,19 +29,23 @@ KERNEL_S: Final = 3e-6
 RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}
 
 
-class RooflineLatency:
-    """`LatencyModel`'s answers from a datasheet. What `engine` adds is unknown and taken as 0; how it runs a draft counts."""
+class RooflineLatency(LatencyOfRounds):
+    """`LatencyModel`'s answers from a datasheet, with what `rounds` says of the engine on a GPU (default: the newest known)."""
 
     engines: tuple[str, ...] = ()
     largest_batch: int | None = None
 
-    def __init__(self, device: Device, dtype: str, mode: str, engine: str | None = None) -> None:
+    def __init__(
+        self, device: Device, dtype: str, mode: str, engine: str | None = None, rounds: EngineRounds | None = None
+    ) -> None:
         self.device, self.dtype, self.mode, self.engine = device, dtype, mode, engine
         self.facts = engine_facts(engine)
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self._bandwidth = BANDWIDTH_SHARE * device.bandwidth_bytes_per_s
         self._flops = PEAK_SHARE * device.peak_flops_per_s(dtype)
-        self._passes: dict[tuple[object, ...], Estimate] = {}
+        self._known: dict[tuple[object, ...], Estimate] = {}
+        if device.kind == "gpu" and engine is not None:
+            self.rounds = rounds or engine_rounds(engine)
 
     def op_s(self, op: Op) -> float:
         """Seconds of one op on the device."""
@@ -54,10 +60,10 @@ class RooflineLatency:
     ) -> Estimate:
         """Seconds of one forward pass; `cold` makes no difference to a roofline."""
         key = (arch, batch, tokens, context, ranks)
-        if key not in self._passes:
+        if key not in self._known:
             ops = forward_ops(arch, batch=batch, tokens=tokens, context=context, ranks=ranks, fused=self.mode == "graph")
-            self._passes[key] = self._pass_s(ops, arch.num_hidden_layers, ranks)
-        return self._passes[key]
+            self._known[key] = self._pass_s(ops, arch.num_hidden_layers, ranks)
+        return self._known[key]
 
     def ops_s(self, ops: PassOps) -> Estimate:
         """Seconds of one pass given by its ops, of any network."""
@@ -80,7 +86,8 @@ class RooflineLatency:
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target."""
-        return self.verify_s(target, workload, 0)
+        step = self.verify_s(target, workload, 0)
+        return step if self.rounds is None else plain_step(self.rounds, step, target.num_hidden_layers, workload.batch_size)
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
@@ -89,12 +96,17 @@ class RooflineLatency:
         )
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """gamma draft steps."""
-        ranks = self.facts.draft_ranks(workload.tensor_parallel)
-        step = self.forward_s(
-            self.facts.served_draft(draft), batch=workload.batch_size, context=workload.context_len, ranks=ranks
-        )
-        return Estimate(gamma * step.value, gamma * step.std, step.source)
+        """gamma draft passes."""
+        first, later = self.draft_passes(draft, workload, gamma)
+        return Estimate(first.value + (gamma - 1) * later.value, first.std + (gamma - 1) * later.std, first.source)
+
+    def draft_passes(self, draft: Architecture, workload: Workload, gamma: int) -> tuple[Estimate, Estimate]:
+        """See `LatencyModel.draft_passes`; a roofline knows no warm weights."""
+        ranks, served = self.facts.draft_ranks(workload.tensor_parallel), self.facts.served_draft(draft)
+        tokens = self.rounds.costs.first_pass_tokens(gamma) if self.rounds is not None else 1
+        batch, context = workload.batch_size, workload.context_len
+        first = self.forward_s(served, batch=batch, tokens=tokens, context=context, ranks=ranks)
+        return first, self.forward_s(served, batch=batch, context=context, ranks=ranks)
 
     def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
         """What a draft costs in a round that drafts nothing (see `LatencyModel.idle_draft_s`)."""
@@ -107,7 +119,3 @@ class RooflineLatency:
             context=workload.context_len,
             ranks=self.facts.draft_ranks(workload.tensor_parallel),
         )
-
-    def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """Unknown, so 0: the band of a roofline is wider than any engine's overhead."""
-        return Estimate(0.0, 0.0, "roofline")

@@ -263,7 +263,7 @@ def _load_row(case: _Case, seen: _Measured, variant: Variant, concurrency: int) 
         tau = replace(tau, value=1.0 + sum(variant.synthetic[:gamma]))
     predicted = local.measured(arch, case.alpha, {gamma: tau}, gammas=[gamma])
     counted = local.measured(arch, case.alpha, {gamma: Estimate(measured.tau, 0.0, "measured")}, gammas=[gamma])
-    overhead = local.latency.overhead_s(local.target, local.workload, gamma)
+    overhead = local.latency.round(local.target, arch, local.workload, gamma).overhead_s
     told = measured_terms(measured.tau, alone.step_s, measured.draft_s, measured.target_s, measured.rest_s)
     return LoadRow(
         measured,

@@ -239,7 +239,7 @@ def _row(case: _Case, outcome: Confirmation, slowdown: float | None) -> dict[str
     gamma, arch, local = outcome.gamma, case.score.architecture, case.scorer.at_context(case.context)
     predicted = local.measured(arch, case.trained.alpha, case.trained.tau, gammas=[gamma])
     counted = local.measured(arch, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
-    overhead = local.latency.overhead_s(local.target, local.workload, gamma)
+    overhead = local.latency.round(local.target, arch, local.workload, gamma).overhead_s
     told = measured_terms(outcome.tau.value, outcome.decode_s, outcome.draft_s, outcome.verify_s, outcome.rest_s)
     explained = explain(predicted_terms(predicted, overhead), told, slowdown or 1.0)
     return outcome.to_dict(predicted.speedup.value) | {

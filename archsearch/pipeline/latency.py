@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
-from archsearch.engine_facts import engine_facts
+from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts
+from archsearch.engine_rounds import EngineRounds, engine_rounds, known_engines, parse_options
 from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.hardware.device import Device
@@ -37,11 +38,68 @@ class LatencySource:
     threads: int | None
     profile: dict[str, Any]
     words: str
+    engine: str = "transformers"
+    rounds: EngineRounds | None = None
 
 
-def default_mode(device: Device) -> Mode:
-    """How the usual engine of a device runs: serving engines replay CUDA graphs on GPUs, transformers on a CPU is eager."""
-    return "eager" if device.kind == "cpu" else "graph"
+def default_engine(device: Device) -> str:
+    """Who serves on a device unless told otherwise."""
+    return "transformers" if device.kind == "cpu" else "vllm"
+
+
+def default_mode(device: Device, engine: str) -> Mode:
+    """How an engine runs on a device: serving engines replay CUDA graphs on GPUs, transformers launches kernel by kernel."""
+    return "eager" if device.kind == "cpu" or engine_facts(engine).in_process else "graph"
+
+
+def with_engine(asked: WorkloadRequest) -> WorkloadRequest:
+    """The request with its engine chosen and held against the device, version, switches, mode and batch size that were asked for.
+
+    Raises ArchsearchError where no such engine runs so.
+    """
+    device = _device(asked)
+    facts = engine_facts(asked.engine or default_engine(device))
+    check_engine(facts, device)
+    rounds_of(asked, facts.name, device)
+    if not facts.batches and asked.batch_size > 1:
+        able = " or ".join(name for name, row in ENGINES.items() if row.batches and _runs_on(row, device))
+        raise ArchsearchError(
+            f"{facts.title} runs one request at a time, not --batch-size {asked.batch_size}; use --engine {able}, or none"
+        )
+    usual = default_mode(device, facts.name)
+    if device.kind != "cpu" and asked.mode not in (None, usual):
+        other = "use --engine vllm" if usual == "eager" else "use --engine transformers, or --engine-option enforce_eager=1"
+        how = "without CUDA graphs" if usual == "eager" else "with CUDA graphs"
+        raise ArchsearchError(f"--mode {asked.mode}: {facts.title} runs {how} on a GPU; {other}")
+    return replace(asked, engine=facts.name)
+
+
+def check_engine(facts: EngineFacts, device: Device) -> None:
+    """Raise ArchsearchError where the engine does not run on the device, or nothing is known of it there."""
+    if not _runs_on(facts, device):
+        able = ", ".join(name for name, row in ENGINES.items() if _runs_on(row, device))
+        raise ArchsearchError(f"{facts.title} cannot be priced on {device.key}; use --engine {able}")
+
+
+def _runs_on(facts: EngineFacts, device: Device) -> bool:
+    if device.kind == "cpu":  # what an engine adds there is measured by running it
+        return bool(facts.make)
+    return not facts.cpu_only and (bool(facts.make) or facts.name in known_engines())
+
+
+def rounds_of(asked: WorkloadRequest, engine: str, device: Device) -> EngineRounds | None:
+    """How the engine's version runs rounds on a GPU; None on a CPU. Raises ArchsearchError for a version or switch it lacks."""
+    if device.kind == "cpu":
+        if asked.engine_options:
+            raise ArchsearchError("--engine-option is for GPUs: on a CPU the engine is measured as it runs")
+        return None
+    return engine_rounds(engine, asked.engine_version, parse_options(engine, asked.engine_options))
+
+
+def _device(asked: WorkloadRequest) -> Device:
+    if asked.profile is not None:
+        return Device.from_dict(Profile.load(asked.profile).device)
+    return resolve_device(asked.gpu or "cpu")
 
 
 def fitting_ranks(device: Device, target: Architecture, batch_size: int, context_len: int, dtype: str) -> int:
@@ -71,7 +129,9 @@ def choose_latency(asked: WorkloadRequest, target: Architecture) -> tuple[Latenc
     is none. Raises ArchsearchError where no number of devices holds the target, MissingDataError without a usable profile.
     """
     profile, device = _profile_and_device(asked)
-    mode = asked.mode or default_mode(device)
+    if asked.engine is None:
+        asked = replace(asked, engine=default_engine(device))
+    mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
         source = _roofline(device, mode, asked)
     else:
@@ -104,7 +164,10 @@ def _roofline(device: Device, mode: Mode, asked: WorkloadRequest) -> LatencySour
         "expect errors of 15-25 % on large layers and 25-50 % on small ones"
     )
     data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
-    return LatencySource(RooflineLatency(device, name, mode, asked.engine), device, name, mode, None, data, words)
+    engine = str(asked.engine)
+    rounds = rounds_of(asked, engine, device)
+    latency = RooflineLatency(device, name, mode, engine, rounds)
+    return LatencySource(latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds)
 
 
 def _profiled(profile: Profile, device: Device, mode: Mode, asked: WorkloadRequest, target: Architecture) -> LatencySource:
@@ -113,10 +176,12 @@ def _profiled(profile: Profile, device: Device, mode: Mode, asked: WorkloadReque
     names = [asked.dtype] if asked.dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
     if not asked.dtype and device.kind != "cpu":  # fp8 weights are another model, to be asked for
         names = [name for name in names if name in DTYPE_PREFERENCE] or names
+    engine = str(asked.engine)
+    rounds = rounds_of(asked, engine, device)
     models = {}
     for name in names:
         try:
-            models[name] = LatencyModel(profile, name, mode, asked.engine)
+            models[name] = LatencyModel(profile, name, mode, engine, rounds)
         except MissingDataError:
             if asked.dtype or len(names) == 1:
                 raise
@@ -136,7 +201,9 @@ def _profiled(profile: Profile, device: Device, mode: Mode, asked: WorkloadReque
         mode,
         device.threads,
         {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best, "mode": mode, "origin": profile.origin},
-        _words(profile, device, best, mode) + _engine_words(models[best], device, asked.engine),
+        _words(profile, device, best, mode) + _engine_words(models[best], device, engine),
+        engine,
+        models[best].rounds,
     )
 
 
@@ -149,7 +216,12 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
             f"; WARNING: passes of transformers, {engine}'s own kernels were not measured "
             f"(archsearch profile --gpu cpu --target T --engine {engine})"
         )
-    return ""
+    return _round_words(model.rounds)
+
+
+def _round_words(rounds: EngineRounds | None) -> str:
+    """How the engine's version runs a round; "" where that plays no part."""
+    return f"; rounds of {rounds.label()} (published)" if rounds is not None else ""
 
 
 def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:

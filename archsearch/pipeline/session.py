@@ -11,7 +11,7 @@ from typing import Any
 from archsearch.acceptance import registry
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.engine_facts import runnable_engine
+from archsearch.engine_facts import engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
@@ -19,7 +19,7 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, with_engine
 from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
@@ -58,7 +58,7 @@ class SearchRequest:
 
     @property
     def engine(self) -> str:
-        return self.asked.engine
+        return self.asked.engine or "transformers"
 
     @property
     def temperature(self) -> float:
@@ -84,6 +84,7 @@ class SearchRequest:
         asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
         flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
         flat["storage"] = without_password(self.storage)
+        flat["engine_options"] = " ".join(self.asked.engine_options) or None
         return {
             name: value if isinstance(value, int | float | str | bool) or value is None else str(value)
             for name, value in flat.items()
@@ -134,6 +135,8 @@ class SearchRequest:
             known["context_len"] = known.pop("context")
         for name in ("prompts", "heldout", "text", "profile"):
             known[name] = Path(known[name]) if known.get(name) else None
+        known["engine_options"] = tuple(str(known.get("engine_options") or "").split())
+        known["engine"] = known.get("engine") or "transformers"  # what runs of 0.1.0 were for
         asked = WorkloadRequest(**{name: known[name] for name in WorkloadRequest.__dataclass_fields__ if name in known})
         own = {name: value for name, value in known.items() if name in cls.__dataclass_fields__}
         return cls(**{**own, "asked": asked, **changes})
@@ -159,9 +162,11 @@ class SearchSession:
         """
         if run is None:
             request.check_files()
+            request = replace(request, asked=with_engine(request.asked))
         target = resolve_target(request.target)
-        engine = runnable_engine(request.asked.engine)
+        engine = engine_facts(request.engine)
         if request.confirm:
+            runnable_engine(request.engine)
             check_weights(target)
             if not engine.in_process:
                 find_python(engine.name)
@@ -202,14 +207,21 @@ class SearchSession:
         folder = profile.get("folder")
         named = Path(folder) if folder and Path(folder).is_dir() else None
         request = SearchRequest.from_arguments(run.arguments, confirm=0, run=path, storage=None)
-        asked = replace(request.asked, dtype=profile.get("dtype", request.asked.dtype), profile=named)
+        asked = replace(
+            request.asked,
+            dtype=profile.get("dtype", request.asked.dtype),
+            mode=profile.get("mode", request.asked.mode),
+            profile=named,
+        )
         return cls.start(replace(request, asked=asked), run)
 
     def about(self) -> dict[str, Any]:
         """What scores depend on besides space and scorer, for the storage: the profile, and how it is read."""
         profile = self.source.profile
         known = {name: profile.get(name) for name in ("hash", "source", "dtype", "mode")}
-        return {**known, "device": self.source.device.key, "engine": self.request.engine}
+        rounds = self.source.rounds
+        how = {"engine": self.request.engine} | ({"rounds": rounds.label()} if rounds is not None else {})
+        return {**known, "device": self.source.device.key, **how}
 
     def trainer(self) -> DraftTrainer:
         """Where this run's drafts are trained."""

@@ -18,6 +18,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_bytes_per_token, kv_cache_bytes, parameters
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.latency.rounds import Bound, RoundTime
 from archsearch.search.space import Limits
 from archsearch.workload import Workload
 
@@ -25,9 +26,16 @@ from archsearch.workload import Workload
 class Latency(Protocol):
     """What the score asks of a latency model; `archsearch.latency.model.LatencyModel` is the real one."""
 
+    engine: str | None
+
     @property
     def largest_batch(self) -> int | None:
         """The largest batch of which passes were measured; None where that is no limit."""
+        ...
+
+    @property
+    def engine_version(self) -> str | None:
+        """The engine's version whose rounds are priced; None where nothing depends on it."""
         ...
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
@@ -38,12 +46,10 @@ class Latency(Protocol):
         """One target pass on gamma + 1 tokens per sequence."""
         ...
 
-    def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """The draft's time for all gamma tokens."""
-        ...
-
-    def overhead_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine adds to each round; may be 0."""
+    def round(
+        self, target: Architecture, draft: Architecture, workload: Workload, gamma: int, verify_s: Estimate | None = None
+    ) -> RoundTime:
+        """One round: gamma draft tokens, their verification (`verify_s`, where it is known already) and what the engine adds."""
         ...
 
     def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
@@ -57,6 +63,8 @@ class Score:
 
     `gamma` is the best of 1..max_gamma even where `speedup` stays below 1 (`pays` is False then: run the target alone).
     `kv_bytes_per_token`: of the draft. `break_even_alpha`: None where no alpha would make the draft pay. Times in seconds.
+    `round_s`: one round. `host_s`: what the engine's host needs to launch it, `bound`: which of GPU and host decides it; both
+    None where the host is not told apart (CPUs, engines of which nothing is known).
     """
 
     rank: int | None
@@ -72,6 +80,11 @@ class Score:
     tpot_s: Estimate
     kv_bytes_per_token: int
     break_even_alpha: Estimate | None
+    round_s: Estimate | None = None
+    host_s: Estimate | None = None
+    bound: Bound | None = None
+    engine: str | None = None
+    engine_version: str | None = None
 
     @property
     def pays(self) -> bool:
@@ -92,25 +105,21 @@ class Score:
     def from_dict(cls, data: dict[str, Any]) -> Score:
         """Read back `to_dict`; ArchsearchError names fields that are missing or unknown."""
         names = [field.name for field in fields(cls)]
-        odd = set(names) ^ set(data)
+        odd = (set(names) ^ set(data)) - set(LATER)  # files of earlier versions lack some
         if odd:
             raise ArchsearchError(f"a score has the fields {', '.join(names)}; missing or unknown: {', '.join(sorted(odd))}")
         values = dict(data)
         values["architecture"] = Architecture.from_dict(data["architecture"])
         for name in ESTIMATES:
-            values[name] = None if data[name] is None else Estimate.from_dict(data[name])
+            values[name] = None if data.get(name) is None else Estimate.from_dict(data[name])
         return cls(**values)
 
 
-ESTIMATES: Final = ("alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha")
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """The target's side of a round at one gamma."""
-
-    verify_s: Estimate
-    overhead_s: Estimate
+ESTIMATES: Final = (
+    "alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha", "round_s", "host_s",
+)  # fmt: skip
+LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version")
+"""Fields that score.json of version 0.1.0 does not have."""
 
 
 class Scorer:
@@ -139,10 +148,7 @@ class Scorer:
         self.target_correlation = target_correlation
         self.context = AcceptanceContext(target, workload.temperature, workload.context_len, domain, coverage)
         self.decode_s = latency.decode_s(target, workload)
-        self._rounds = {
-            gamma: _Round(latency.verify_s(target, workload, gamma), latency.overhead_s(target, workload, gamma))
-            for gamma in self.gammas
-        }
+        self._verify_s = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
 
     def __call__(self, draft: Architecture) -> Score:
         acceptance = self.acceptance.predict(draft, self.context)
@@ -206,36 +212,35 @@ class Scorer:
     ) -> Score:
         """The Score at the gamma with the highest speed-up; `tokens_of` is the cheap mean of `tau_of`."""
         decode_s = self.decode_s.value
-        best_gain, best_gamma, best_draft = -math.inf, 0, None
-        for gamma in gammas or self.gammas:
-            if gamma not in self._rounds:
-                verify = self.latency.verify_s(self.target, self.workload, gamma)
-                self._rounds[gamma] = _Round(verify, self.latency.overhead_s(self.target, self.workload, gamma))
-            target_side = self._rounds[gamma]
-            draft_s = self.latency.draft_s(draft, self.workload, gamma)
-            tokens = tokens_of(gamma)
-            gain = speculation.speedup(tokens, decode_s, draft_s.value, target_side.verify_s.value, target_side.overhead_s.value)
+        best_gain, gamma, best = -math.inf, 0, None
+        for each in gammas or self.gammas:
+            if each not in self._verify_s:
+                self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
+            time = self.latency.round(self.target, draft, self.workload, each, self._verify_s[each])
+            gain = tokens_of(each) * decode_s / time.round_s.value
             if gain > best_gain:
-                best_gain, best_gamma, best_draft = gain, gamma, draft_s
-        assert best_draft is not None
-        verify_s, overhead_s = self._rounds[best_gamma].verify_s, self._rounds[best_gamma].overhead_s
-        # overhead 0 says nothing about where the result came from
-        extra = overhead_s if overhead_s.value or overhead_s.std else None
-        tau = tau_of(best_gamma)
+                best_gain, gamma, best = gain, each, time
+        assert best is not None
+        tau, round_s = tau_of(gamma), best.round_s
         return Score(
             rank=None,
             architecture=draft,
             parameters=parameters(draft),
-            gamma=best_gamma,
+            gamma=gamma,
             alpha=alpha,
             tau=tau,
-            draft_s=best_draft,
+            draft_s=best.draft_s,
             decode_s=self.decode_s,
-            verify_s=verify_s,
-            speedup=speculation.speedup_estimate(tau, self.decode_s, best_draft, verify_s, extra, self.target_correlation),
-            tpot_s=speculation.tpot_estimate(tau, best_draft, verify_s, extra),
+            verify_s=best.verify_s,
+            speedup=speculation.speedup_estimate(tau, self.decode_s, round_s, best.verify_s, self.target_correlation),
+            tpot_s=speculation.tpot_estimate(tau, round_s),
             kv_bytes_per_token=kv_bytes_per_token(draft, self.workload.dtype_bytes),
-            break_even_alpha=speculation.break_even_estimate(best_gamma, self.decode_s, best_draft, verify_s, extra),
+            break_even_alpha=speculation.break_even_estimate(gamma, self.decode_s, round_s),
+            round_s=round_s,
+            host_s=best.host_s,
+            bound=best.bound,
+            engine=self.latency.engine,
+            engine_version=self.latency.engine_version,
         )
 
     def constraints(self, draft: Architecture) -> dict[str, float]:

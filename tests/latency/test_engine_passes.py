@@ -115,7 +115,7 @@ def test_the_latency_model_answers_for_the_engine(profile: Profile) -> None:
     assert model.verify_s(TARGET, workload, 4).value == pytest.approx(law_s(TARGET, 3, 5, 192, True), rel=0.06)
     expected = law_s(UNSEEN, 3, 6, 192, False) + 3 * law_s(UNSEEN, 3, 1, 192, False)
     assert model.draft_s(UNSEEN, workload, 4).value == pytest.approx(expected, rel=0.06)
-    assert model.overhead_s(TARGET, workload, 4).value == pytest.approx(rest_s(4, 3), rel=0.03)
+    assert model.round(TARGET, UNSEEN, workload, 4).overhead_s.value == pytest.approx(rest_s(4, 3), rel=0.03)
     assert model.summary()["engine_passes"]["engine"] == "vllm"
 
 

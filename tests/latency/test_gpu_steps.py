@@ -10,7 +10,7 @@ import pytest
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
-from archsearch.engine_facts import ENGINES, engine_facts
+from archsearch.engine_rounds import engine_rounds
 from archsearch.hardware.device import load_device
 from archsearch.latency import composed
 from archsearch.latency.composed import Part, constants
@@ -150,16 +150,20 @@ def test_float16_runs_on_bfloat16_rows_and_float8_only_in_its_gemms(build: Calla
     assert eighth["gemm"][0] < half["gemm"][0] and eighth["attention"] == half["attention"]
 
 
-@pytest.mark.parametrize("engine", [None, "vllm", "transformers"])
-def test_what_an_engine_adds_on_the_host(build: Callable[..., LatencyModel], engine: str | None) -> None:
+@pytest.mark.parametrize("engine", [None, "sglang"])
+def test_what_an_engine_adds_to_a_step(build: Callable[..., LatencyModel], engine: str | None) -> None:
     model, plain = build(engine=engine), build()
     workload = Workload(32, 99, 2, mode="graph")
-    costs = engine_facts(engine).host
-    extra = costs.step_s + 32 * costs.sequence_s if costs else 0.0
-    assert (extra > 0) == (engine == "vllm")
+    extra = engine_rounds(engine).plain.at(32).value if engine else 0.0
+    assert (extra > 0) == (engine == "sglang")
     assert model.decode_s(TINY, workload).value == pytest.approx(plain.decode_s(TINY, workload).value + extra)
-    assert model.overhead_s(TINY, workload, 4).value == pytest.approx(extra)
     assert model.verify_s(TINY, workload, 4) == plain.verify_s(TINY, workload, 4)
+    round_ = model.round(TINY, TINY, workload, 4)
+    assert round_.verify_s == model.verify_s(TINY, workload, 4) and round_.draft_s == model.draft_s(TINY, workload, 4)
+    costs = engine_rounds(engine).costs if engine else None
+    added = costs.round_s.value + 4 * costs.token_s.value + 32 * costs.sequence_s.value if costs else 0.0
+    assert round_.overhead_s.value == pytest.approx(added)
+    assert round_.bound == ("gpu" if engine else None)
 
 
 def test_the_summary_says_that_it_is_composed(build: Callable[..., LatencyModel]) -> None:
@@ -172,7 +176,6 @@ def test_the_summary_says_that_it_is_composed(build: Callable[..., LatencyModel]
 def test_every_constant_names_its_source() -> None:
     known = constants()
     assert len(known["eager"]["source"]) > 40
-    assert all(len(row.host.source) > 40 for row in ENGINES.values() if row.host is not None)
     assert all(len(known["graph"][f"{name}_source"]) > 40 for name in ("pass", "layer", "sync", "relative_std"))
 
 

@@ -145,7 +145,7 @@ def test_draft_is_one_cold_step_and_then_a_loop(model: LatencyModel, unseen: lis
 
 
 def test_what_a_layer_costs_in_the_engine_is_told_from_two_depths(drafts: list[Architecture], tmp_path: Path) -> None:
-    """Rows of drafts of 1 and 6 layers, made with 0.2 ms per layer and token: draft_s grows by it, overhead_s does not."""
+    """Rows of drafts of 1 and 6 layers, made with 0.2 ms per layer and token: draft_s grows by it, added_s does not."""
     write_profile(tmp_path / "p", drafts, TARGET, LAW)
     profile = Profile.load(tmp_path / "p")
     plain = LatencyModel(profile, LAW.dtype, engine="transformers")
@@ -159,17 +159,17 @@ def test_what_a_layer_costs_in_the_engine_is_told_from_two_depths(drafts: list[A
     draft, workload = drafts[0], Workload(context_len=128, dtype=LAW.dtype)
     added = deep.draft_s(draft, workload, 5).value - plain.draft_s(draft, workload, 5).value
     assert added == pytest.approx(5 * draft.num_hidden_layers * 0.2e-3, rel=1e-6)
-    assert deep.overhead_s(TARGET, workload, 5).value == pytest.approx(LAW.round_s + 5 * LAW.token_s, rel=1e-6)
+    assert deep.added_s(TARGET, workload, 5).value == pytest.approx(LAW.round_s + 5 * LAW.token_s, rel=1e-6)
 
 
 def test_engine_rows_give_the_overhead(profile: Profile, model: LatencyModel) -> None:
     workload = Workload(context_len=256, dtype=LAW.dtype)
     assert model.engines == ("transformers",)
     for gamma in (1, 3, 8):
-        extra = model.overhead_s(TARGET, workload, gamma)
+        extra = model.added_s(TARGET, workload, gamma)
         assert extra.value == pytest.approx(LAW.round_s + gamma * LAW.token_s) and extra.source == "measured"
     alone = LatencyModel(profile, LAW.dtype)
-    assert alone.overhead_s(TARGET, workload, 3).value == 0.0
+    assert alone.added_s(TARGET, workload, 3).value == 0.0
     assert model.decode_s(TARGET, workload).value - alone.decode_s(TARGET, workload).value == pytest.approx(LAW.plain_s)
 
 

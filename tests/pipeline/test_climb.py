@@ -18,6 +18,7 @@ from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import ShortTraining, TrainedDraft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.latency.rounds import LatencyOfRounds
 from archsearch.pipeline import climb
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.runs.state import StateFile
@@ -45,7 +46,7 @@ SPEED = 2000.0
 TEXTS = 40
 
 
-class Latency:
+class Latency(LatencyOfRounds):
     """Bytes and layers; the target takes 40 ms."""
 
     def decode_s(self, target, workload):
@@ -57,7 +58,7 @@ class Latency:
     def draft_s(self, draft, workload, gamma):
         return Estimate(gamma * (0.0006 * draft.num_hidden_layers + climb.work(draft) / 8e9), 1e-5, "measured")
 
-    def overhead_s(self, target, workload, gamma):
+    def added_s(self, target, workload, gamma):
         return Estimate(0.003, 0.0, "measured")
 
 

@@ -11,6 +11,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import resolve_device
+from archsearch.latency.rounds import LatencyOfRounds
 from archsearch.pipeline.schedule import schedule_points, speedup_when_off
 from archsearch.search.objective import Scorer
 from archsearch.speedup import tau
@@ -23,7 +24,7 @@ TAUS = {gamma: Estimate(tau(0.8, gamma), 0.02, "prior") for gamma in range(1, 9)
 
 
 @dataclass
-class Made:
+class Made(LatencyOfRounds):
     """10 ms a target pass + `token_s` a token; 0.5 ms a draft pass; 1 ms a round; `idle_s` where nothing is drafted."""
 
     token_s: float = 0.1e-3
@@ -38,7 +39,7 @@ class Made:
     def draft_s(self, draft, workload, gamma):  # noqa: ANN001, ANN201
         return Estimate(0.5e-3 * gamma, 0.0, "modelled")
 
-    def overhead_s(self, target, workload, gamma):  # noqa: ANN001, ANN201
+    def added_s(self, target, workload, gamma):  # noqa: ANN001, ANN201
         return Estimate(1e-3, 0.0, "measured")
 
     def idle_draft_s(self, draft, workload):  # noqa: ANN001, ANN201

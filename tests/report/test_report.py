@@ -20,6 +20,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
+from archsearch.latency.rounds import LatencyOfRounds
 from archsearch.runs.run import Run, create_run, list_runs, open_run
 from archsearch.search import study
 from archsearch.search.objective import Scorer
@@ -43,7 +44,7 @@ SPACE = SearchSpace.from_dict(
 )
 
 
-class Latency:
+class Latency(LatencyOfRounds):
     """25 GB/s and a constant per layer; what the engine adds is measured."""
 
     def _pass(self, arch: Architecture, tokens: int) -> float:
@@ -58,7 +59,7 @@ class Latency:
     def draft_s(self, draft, workload, gamma):
         return Estimate(gamma * self._pass(draft, 1), 0.05 * gamma * self._pass(draft, 1), "modelled")
 
-    def overhead_s(self, target, workload, gamma):
+    def added_s(self, target, workload, gamma):
         return Estimate(0.002 + 0.0004 * gamma, 0.0002, "measured")
 
 
@@ -91,9 +92,8 @@ def train(run: Run) -> None:
     for rank, alpha in ((1, 0.62), (2, 0.58)):
         before, measured = run.score(rank), Estimate(alpha, 0.014, "measured")
         tau = replace(tau_estimate(measured, before.gamma), source="measured")
-        overhead = Latency().overhead_s(TARGET, Workload(), before.gamma)
-        gain = speedup_estimate(tau, before.decode_s, before.draft_s, before.verify_s, overhead)
-        tpot = tpot_estimate(tau, before.draft_s, before.verify_s, overhead)
+        gain = speedup_estimate(tau, before.decode_s, before.round_s)
+        tpot = tpot_estimate(tau, before.round_s)
         folder = run.write_best(replace(before, alpha=measured, tau=tau, speedup=gain, tpot_s=tpot))
         (folder / "model.safetensors").write_bytes(b"weights")
         texts = tuple(rng.random(80) < alpha for _ in range(40))
@@ -105,7 +105,7 @@ def train(run: Run) -> None:
 
 def confirm(run: Run, rank: int = 1, speedup: float = 1.47) -> None:
     score = run.score(rank)
-    overhead = Latency().overhead_s(TARGET, Workload(), score.gamma)
+    overhead = Latency().added_s(TARGET, Workload(), score.gamma)
     row = {
         "engine": "transformers", "engine_version": "5.23.0", "prompts": 24, "gamma": score.gamma, "tokens": 1980, "rounds": 930,
         "alpha": Estimate(0.605, 0.02, "measured").to_dict(),

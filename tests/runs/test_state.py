@@ -9,6 +9,7 @@ import pytest
 
 from archsearch.errors import ArchsearchError
 from archsearch.runs.state import ClimbState, Longer, StateFile, SupernetEntry
+from archsearch.search.objective import LATER
 
 OLD = Path(__file__).parents[1] / "fixtures" / "run-0.1.0" / "climb" / "rungs.json"
 
@@ -25,7 +26,8 @@ def test_a_file_of_version_0_1_0_is_read_and_keeps_its_format(old: dict) -> None
     now = json.loads(json.dumps(state.to_dict()))
     for name in ("seconds", "longer_s"):  # shares of time, which nothing reads any more
         old["finalists"].pop(name)
-    assert now == old | {"finalists": old["finalists"] | {"longer": None}}
+    shapes = [score | dict.fromkeys(LATER) for score in old["finalists"]["shapes"]]
+    assert now == old | {"finalists": old["finalists"] | {"longer": None, "shapes": shapes}}
     assert ClimbState.from_dict(now) == state
 
 

@@ -10,13 +10,14 @@ from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import flops_per_token, kv_cache_bytes, weight_bytes_per_pass
 from archsearch.estimate import Estimate
+from archsearch.latency.rounds import LatencyOfRounds
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace
 from archsearch.workload import Workload
 
 
 @dataclass
-class RooflineLatency:
+class RooflineLatency(LatencyOfRounds):
     bytes_per_s: float = 12e9
     flops_per_s: float = 2e11
     layer_s: float = 0.3e-3
@@ -44,7 +45,7 @@ class RooflineLatency:
     def draft_s(self, draft, workload, gamma):
         return self._estimate(gamma * self._pass(draft, workload, 1))
 
-    def overhead_s(self, target, workload, gamma):
+    def added_s(self, target, workload, gamma):
         return Estimate(self.overhead, 0.1 * self.overhead, "given")
 
 

@@ -13,6 +13,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.latency.rounds import LatencyOfRounds
 from archsearch.search.objective import Score, Scorer, draft_bytes, score
 from archsearch.search.space import Limits
 from archsearch.workload import Workload
@@ -20,10 +21,11 @@ from archsearch.workload import Workload
 DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=8192)
 FIELDS = (
     "rank architecture parameters gamma alpha tau draft_s decode_s verify_s speedup tpot_s kv_bytes_per_token break_even_alpha"
+    " round_s host_s bound engine engine_version"
 ).split()
 
 
-class PaperLatency:
+class PaperLatency(LatencyOfRounds):
     """LLaMA-65B on 4 A100: 60 ms a pass; the draft's step is given."""
 
     def __init__(self, draft_step_s):
@@ -38,7 +40,7 @@ class PaperLatency:
     def draft_s(self, draft, workload, gamma):
         return Estimate(gamma * self.draft_step_s, 0.0, "published")
 
-    def overhead_s(self, target, workload, gamma):
+    def added_s(self, target, workload, gamma):
         return Estimate(0.0, 0.0, "given")
 
 

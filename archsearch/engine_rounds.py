@@ -1,0 +1,263 @@
+"""What an engine of one version adds to a speculative round on a GPU, and how it runs a draft: engine_rounds.yaml, row by row.
+
+The host launches a draft pass while the GPU verifies, so a round takes the longer of the two (`archsearch.latency.rounds`). How
+much the host has to launch depends on the version: vLLM ran independent drafts without CUDA graphs in 0.15 to 0.25 and does so
+again from 0.31 on. Here is which version is which, with the numbers, their std and where they come from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import yaml
+from packaging.version import InvalidVersion, Version
+
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+
+Graph = Literal["none", "piecewise", "full"]
+Order = Literal["overlapped", "serial"]
+Drafter = Literal["draft_model", "feature_head"]
+MACHINE_STD: Final = 0.30
+"""Relative std of host times between machines: they follow the speed of one CPU core."""
+
+COSTS: Final = (
+    "round", "token", "sequence", "host_round", "host_token", "host_layer", "host_target_layer", "host_all_reduce",
+)  # fmt: skip
+_ZERO: Final = Estimate(0.0, 0.0, "published")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCosts:
+    """One class of engine: how a draft's passes are launched, and what a round takes beside its kernels. Seconds.
+
+    GPU: `round_s` + gamma `token_s` + batch `sequence_s`. Host: `host_round_s` + gamma (`host_token_s` + draft layers x
+    `host_layer_s`) + target layers x `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph.
+    """
+
+    name: str
+    title: str
+    graph: Graph
+    order: Order
+    round_s: Estimate
+    token_s: Estimate
+    sequence_s: Estimate
+    host_round_s: Estimate
+    host_token_s: Estimate
+    host_layer_s: Estimate
+    host_target_layer_s: Estimate
+    host_all_reduce_s: Estimate
+    first_tokens: tuple[int, int]
+    largest_batch: int
+    source: str
+
+    def first_pass_tokens(self, gamma: int) -> int:
+        """Tokens per sequence that the draft's first pass of a round reads."""
+        constant, slope = self.first_tokens
+        return constant + slope * gamma
+
+    def band(self, batch: int) -> float:
+        """Factor on the std of what a round adds: 1 at batch sizes that were measured, growing with the batch beyond them."""
+        return max(1.0, batch / self.largest_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCosts:
+    """What a plain step of the target takes beside its kernels: `step_s` + batch x `sequence_s`, seconds."""
+
+    step_s: Estimate = _ZERO
+    sequence_s: Estimate = _ZERO
+    largest_batch: int = 1
+    source: str = ""
+
+    def at(self, batch: int) -> Estimate:
+        """Seconds at `batch` sequences; the std grows beyond the batches that were measured."""
+        value = self.step_s.value + self.sequence_s.value * batch
+        std = (self.step_s.std + self.sequence_s.std * batch) * max(1.0, batch / self.largest_batch)
+        return Estimate(value, std, "published")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRounds:
+    """An engine of one version with its switches, running one kind of drafter.
+
+    `eager`: the target too runs without CUDA graphs. `note`: what a reader must know about the version that was taken.
+    `without_graphs`: why drafts run without graphs here, "" where they do not; `remedy`: (version, options) that mend it.
+    """
+
+    engine: str
+    version: str
+    drafter: Drafter
+    costs: RoundCosts
+    plain: PlainCosts
+    options: Mapping[str, str]
+    eager: bool = False
+    note: str = ""
+    without_graphs: str = ""
+    remedy: tuple[str, Mapping[str, str]] | None = None
+    source: str = ""
+
+    def label(self) -> str:
+        """`vllm 0.33.0 (VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the draft`."""
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.engine} {self.version}{f' ({options})' if options else ''}, {self.costs.title}"
+
+    def remedied(self) -> EngineRounds | None:
+        """The same engine with graphs for drafts; None where nothing is known to give them."""
+        if self.remedy is None:
+            return None
+        version, options = self.remedy
+        return engine_rounds(self.engine, version, {**self.options, **options}, self.drafter)
+
+    def remedy_words(self) -> str:
+        """What to change, as an instruction; "" where nothing is known."""
+        if self.remedy is None:
+            return ""
+        version, options = self.remedy
+        sets = [f"set {name}={value}" for name, value in options.items()]
+        return " and ".join([*([f"use {self.engine} {version}"] if version != self.version else []), *sets])
+
+
+@cache
+def _table() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((Path(__file__).with_suffix(".yaml")).read_text(encoding="utf-8"))
+    return loaded
+
+
+@cache
+def round_costs(name: str) -> RoundCosts:
+    """The class `name` of engine_rounds.yaml."""
+    row = dict(_table()["classes"][name])
+    while "like" in row:  # what a row does not say is its model's
+        row = {**_table()["classes"][row.pop("like")], **row}
+    return RoundCosts(
+        name=name,
+        title=row["title"],
+        graph=row["graph"],
+        order=row["order"],
+        first_tokens=tuple(row["first_tokens"]),
+        largest_batch=row["largest_batch"],
+        source=" ".join(row["source"].split()),
+        **{f"{cost}_s": _ms(row.get(cost)) for cost in COSTS},
+    )
+
+
+def known_engines() -> tuple[str, ...]:
+    """Engines whose rounds are described."""
+    return tuple(_table()["versions"])
+
+
+def newest_version(engine: str) -> str:
+    """The newest version of `engine` that the table describes."""
+    return str(_table()["versions"][engine]["newest"])
+
+
+def parse_version(engine: str, text: str) -> Version:
+    """A version of `engine`; raises ArchsearchError, with an example, for what is none."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        known = newest_version(engine) if engine in known_engines() else "1.2.3"
+        raise ArchsearchError(f"{text!r} is no version of {engine}; write it as in --engine-version {known}") from None
+
+
+def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
+    """`NAME=VALUE` texts as switches of `engine`; raises ArchsearchError for one that it does not have."""
+    known = _table()["versions"].get(engine, {}).get("options", {})
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        value = {"true": "1", "false": "0"}.get(value.strip().lower(), value.strip())
+        if name not in known:
+            raise ArchsearchError(f"{engine} has no switch {name!r} here; {_choices(known, engine)}")
+        if value not in known[name]:
+            raise ArchsearchError(f"{name} is {' or '.join(known[name])}, not {value!r}")
+        found[name] = value
+    return found
+
+
+def engine_rounds(
+    engine: str,
+    version: str | None = None,
+    options: Mapping[str, str] | None = None,
+    drafter: Drafter = "draft_model",
+) -> EngineRounds | None:
+    """How `engine` runs rounds of a kind of drafter; None for an engine of which nothing is known.
+
+    `version` None: the newest that is known. One newer or older than those known is answered by the nearest; the note says so.
+    Raises ArchsearchError for a version that does not run such a drafter.
+    """
+    table = _table()["versions"].get(engine)
+    if table is None:
+        return None
+    taken, note = version or str(table["newest"]), ""
+    asked = parse_version(engine, taken)
+    if asked > Version(str(table["newest"])) and asked.release[:2] != Version(str(table["newest"])).release[:2]:
+        note = f"{engine} {taken} is newer than what is known here ({table['newest']}), whose figures are used"
+    elif asked < Version(str(table["oldest"])):
+        note = f"{engine} {taken} is older than what is known here ({table['oldest']}), whose figures are used"
+        asked = Version(str(table["oldest"]))
+    chosen = dict(options or {})
+    for row in table["rows"]:
+        if _fits(row, asked, chosen, drafter):
+            return _resolved(engine, taken, row, chosen, drafter, note)
+    raise ArchsearchError(f"nothing is known of {drafter} in {engine} {taken}")  # the last row of each engine fits all
+
+
+def _fits(row: Mapping[str, Any], version: Version, options: Mapping[str, str], drafter: Drafter) -> bool:
+    if row.get("drafter", drafter) != drafter:
+        return False
+    if "below" in row and version >= Version(str(row["below"])):
+        return False
+    return all(options.get(name) == value for name, value in row.get("options", {}).items())
+
+
+def _resolved(
+    engine: str, version: str, row: Mapping[str, Any], options: dict[str, str], drafter: Drafter, note: str
+) -> EngineRounds:
+    if "refused" in row:
+        raise ArchsearchError(f"{engine} {version} does not run such drafts: {row['refused']}; choose another --engine-version")
+    remedy = None
+    if "remedy" in row or "remedy_options" in row:
+        remedy = (str(row.get("remedy", version)), MappingProxyType(dict(row.get("remedy_options", {}))))
+    return EngineRounds(
+        engine,
+        version,
+        drafter,
+        round_costs(row["class"]),
+        plain_costs(engine, version),
+        MappingProxyType(options),
+        eager=bool(row.get("eager", False)) or engine == "transformers",
+        note=note,
+        without_graphs=str(row.get("why", "")),
+        remedy=remedy,
+        source=_table()["versions"][engine]["source"],
+    )
+
+
+def plain_costs(engine: str, version: str) -> PlainCosts:
+    """What a plain step takes in `engine` of `version` beside its kernels; nothing where nothing is known."""
+    for row in _table()["plain"].get(engine, ()):
+        if "below" not in row or parse_version(engine, version) < Version(str(row["below"])):
+            return PlainCosts(_ms(row["step"]), _ms(row["sequence"]), row["largest_batch"], " ".join(row["source"].split()))
+    return PlainCosts()
+
+
+def _ms(pair: list[float] | None) -> Estimate:
+    return _ZERO if pair is None else Estimate(pair[0] * 1e-3, pair[1] * 1e-3, "published")
+
+
+def _choices(known: Mapping[str, Any], engine: str) -> str:
+    return f"it knows {', '.join(known)}" if known else f"none is known for {engine}"
+
+
+def version_in(text: str) -> str | None:
+    """The version in what an engine prints of itself (`vllm 0.32.0+cpu`); None where there is none."""
+    found = re.search(r"\d+(\.\d+)+", text)
+    return found.group() if found else None

@@ -1,0 +1,229 @@
+"""One speculative round: drafting, verification and what the engine adds.
+
+Engines that overlap launch the draft's passes while the GPU still verifies; they wait for the slower of the two:
+
+    gpu   = verify + draft passes + round_s + gamma token_s + batch sequence_s
+    host  = host_round_s + gamma (host_token_s + layers host_layer_s) + target layers host_target_layer_s
+    round = max(gpu, host)
+
+Serial engines launch a pass, wait for it and launch the next: every pass takes the longer of GPU and host. The numbers are
+`engine_rounds.RoundCosts`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.engine_rounds import MACHINE_STD, EngineRounds, RoundCosts
+from archsearch.estimate import Estimate, weakest_source
+from archsearch.workload import Workload
+
+Bound = Literal["gpu", "host"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTime:
+    """Seconds of one round. `round_s` = `draft_s` + `verify_s` + `overhead_s`; where the host decides, `overhead_s` is its lead.
+
+    `host_s`: what the host needs to launch the round, None where the engine's host is not told apart. `bound`: which of the two
+    decides. The std of `round_s` is that of the larger of two uncertain times, so it is not the parts' sum.
+    """
+
+    draft_s: Estimate
+    verify_s: Estimate
+    overhead_s: Estimate
+    round_s: Estimate
+    host_s: Estimate | None = None
+    bound: Bound | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """A round's passes on the GPU: the target's over gamma + 1 tokens, the draft's first and each later one, and their shapes."""
+
+    verify_s: Estimate
+    first_s: Estimate
+    later_s: Estimate
+    gamma: int
+    batch: int
+    draft_layers: int
+    target_layers: int
+    draft_all_reduces: int = 0
+
+    @property
+    def draft_s(self) -> Estimate:
+        """All draft passes; one model prices them, so their errors are shared."""
+        more = self.gamma - 1
+        return Estimate(
+            self.first_s.value + more * self.later_s.value, self.first_s.std + more * self.later_s.std, self.first_s.source
+        )
+
+
+def summed(draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate) -> RoundTime:
+    """A round whose parts follow one another, with independent errors."""
+    parts = (draft_s, verify_s, overhead_s)
+    # an overhead of 0 says nothing about where the result came from
+    sources = [part.source for part in parts if part.value or part.std]
+    total = Estimate(math.fsum(part.value for part in parts), math.hypot(*(part.std for part in parts)), weakest_source(*sources))
+    return RoundTime(draft_s, verify_s, overhead_s, total)
+
+
+def round_time(costs: RoundCosts, passes: Passes) -> RoundTime:
+    """The round of an engine of class `costs`."""
+    return _overlapped(costs, passes) if costs.order == "overlapped" else _serial(costs, passes)
+
+
+def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch: int) -> Estimate:
+    """A plain step of the target whose kernels take `step_s`: with what the engine adds, no faster than the host launches it."""
+    added = rounds.plain.at(batch)
+    gpu = Estimate(step_s.value + added.value, math.hypot(step_s.std, added.std), step_s.source)
+    launched = target_layers * rounds.costs.host_target_layer_s.value
+    if launched <= 0.0:
+        return gpu
+    value = rounds.costs.host_round_s.value + launched
+    host = Estimate(value, math.hypot(MACHINE_STD * value, target_layers * rounds.costs.host_target_layer_s.std), "published")
+    return Estimate(max(gpu.value, host.value), larger_std(gpu, host), step_s.source)
+
+
+def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
+    """Seconds the host needs to launch and sample a round; the machine's speed is part of its std."""
+    token = launch_s(costs, passes.draft_layers, passes.draft_all_reduces)
+    layers = passes.target_layers * costs.host_target_layer_s.value
+    value = costs.host_round_s.value + layers + passes.gamma * token.value
+    own = (costs.host_round_s.std, passes.target_layers * costs.host_target_layer_s.std, passes.gamma * token.std)
+    return Estimate(value, math.hypot(MACHINE_STD * value, *own), "published")
+
+
+def launch_s(costs: RoundCosts, layers: int, all_reduces: int) -> Estimate:
+    """What the host needs to launch and sample one draft pass."""
+    reduces = 0 if costs.graph == "full" else all_reduces
+    value = costs.host_token_s.value + layers * costs.host_layer_s.value + reduces * costs.host_all_reduce_s.value
+    own = (costs.host_token_s.std, layers * costs.host_layer_s.std, reduces * costs.host_all_reduce_s.std)
+    return Estimate(value, math.hypot(*own), "published")
+
+
+def free_layers(costs: RoundCosts, passes: Passes) -> float:
+    """Layers a draft of these passes' kernel times may have before the host decides the round; inf where layers cost it nothing.
+
+    0 where the host decides whatever the draft. Serial engines have none: every layer costs the host's time or the GPU's.
+    """
+    if costs.order == "serial":
+        return 0.0
+    per_layer = costs.host_layer_s.value
+    if costs.graph != "full" and passes.draft_layers:
+        per_layer += costs.host_all_reduce_s.value * passes.draft_all_reduces / passes.draft_layers
+    if per_layer <= 0.0:
+        return math.inf
+    gpu = _gpu_s(costs, passes)
+    fixed = costs.host_round_s.value + passes.target_layers * costs.host_target_layer_s.value
+    return max(0.0, ((gpu - fixed) / passes.gamma - costs.host_token_s.value) / per_layer)
+
+
+def _gpu_s(costs: RoundCosts, passes: Passes) -> float:
+    return passes.verify_s.value + passes.draft_s.value + _extra(costs, passes).value
+
+
+def _extra(costs: RoundCosts, passes: Passes) -> Estimate:
+    """What a round adds on the GPU's side: synchronisation, sampling, copies."""
+    gamma, batch = passes.gamma, passes.batch
+    value = costs.round_s.value + gamma * costs.token_s.value + batch * costs.sequence_s.value
+    std = math.hypot(costs.round_s.std, gamma * costs.token_s.std, batch * costs.sequence_s.std) * costs.band(batch)
+    return Estimate(value, std, "published")
+
+
+def _overlapped(costs: RoundCosts, passes: Passes) -> RoundTime:
+    draft, verify, extra = passes.draft_s, passes.verify_s, _extra(costs, passes)
+    gpu = Estimate(draft.value + verify.value + extra.value, math.hypot(draft.std, verify.std, extra.std), verify.source)
+    host = host_time(costs, passes)
+    bound: Bound = "host" if host.value > gpu.value else "gpu"
+    value = max(gpu.value, host.value)
+    total = Estimate(value, larger_std(gpu, host), weakest_source(verify.source, draft.source))
+    overhead = Estimate(value - draft.value - verify.value, total.std if bound == "host" else extra.std, "published")
+    return RoundTime(draft, verify, overhead, total, host, bound)
+
+
+def _serial(costs: RoundCosts, passes: Passes) -> RoundTime:
+    launch = launch_s(costs, passes.draft_layers, passes.draft_all_reduces)
+    target_host = passes.target_layers * costs.host_target_layer_s.value
+    extra, more = _extra(costs, passes), passes.gamma - 1
+    waits = max(0.0, launch.value - passes.first_s.value) + more * max(0.0, launch.value - passes.later_s.value)
+    waits += max(0.0, target_host - passes.verify_s.value)
+    draft, verify = passes.draft_s, passes.verify_s
+    value = draft.value + verify.value + extra.value + waits
+    host = host_time(costs, passes)
+    bound: Bound = "host" if waits > 0.5 * value or launch.value > passes.later_s.value else "gpu"
+    wait_std = host.std * waits / host.value if waits and host.value else 0.0
+    total = Estimate(value, math.hypot(draft.std, verify.std, extra.std, wait_std), weakest_source(verify.source, draft.source))
+    return RoundTime(
+        draft, verify, Estimate(extra.value + waits, math.hypot(extra.std, wait_std), "published"), total, host, bound
+    )
+
+
+def larger_std(first: Estimate, second: Estimate) -> float:
+    """Std of the larger of two independent normal times (Clark 1961, eq. 2 and 3)."""
+    theta = math.hypot(first.std, second.std)
+    if theta == 0.0:
+        return 0.0
+    gap = (first.value - second.value) / theta
+    below = 0.5 * (1.0 + math.erf(gap / math.sqrt(2.0)))
+    density = math.exp(-0.5 * gap * gap) / math.sqrt(2.0 * math.pi)
+    mean = first.value * below + second.value * (1.0 - below) + theta * density
+    square = (first.value**2 + first.std**2) * below + (second.value**2 + second.std**2) * (1.0 - below)
+    square += (first.value + second.value) * theta * density
+    return math.sqrt(max(square - mean * mean, 0.0))
+
+
+class LatencyOfRounds:
+    """`round` and `free_layers` for a latency that prices passes: by `rounds` where the engine's host is told apart, else the sum
+    of `draft_s`, `verify_s` and `added_s`.
+
+    A class that takes this in has `facts`, `draft_passes`, `draft_s` and `verify_s`; one without `rounds` needs the last two.
+    """
+
+    engine: str | None = None
+    rounds: EngineRounds | None = None
+
+    def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """What the engine adds to a round, where nothing of its host is told apart."""
+        return Estimate(0.0, 0.0, "modelled")
+
+    def round(
+        self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int, verify_s: Estimate | None = None
+    ) -> RoundTime:
+        """One round of `gamma` draft tokens. `verify_s`: the target's pass, where it is known already."""
+        verify = verify_s or self.verify_s(target, workload, gamma)
+        if self.rounds is not None:
+            return round_time(self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify))
+        return summed(self.draft_s(draft, workload, gamma), verify, self.added_s(target, workload, gamma))
+
+    def round_passes(
+        self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int, verify_s: Estimate
+    ) -> Passes:
+        """The GPU's passes of a round of `gamma` draft tokens."""
+        first, later = self.draft_passes(draft, workload, gamma)
+        sharded = self.facts.draft_ranks(workload.tensor_parallel) > 1
+        return Passes(
+            verify_s,
+            first,
+            later,
+            gamma,
+            workload.batch_size,
+            draft.num_hidden_layers,
+            target.num_hidden_layers,
+            2 * draft.num_hidden_layers + 1 if sharded else 0,  # two a layer, one for the embedding
+        )
+
+    def free_layers(self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int) -> float | None:
+        """Layers that a draft of this one's kernel times may have before the engine's host decides the round; None where no host
+        is told apart."""
+        return (
+            free_layers(self.rounds.costs, self.round_passes(target, draft, workload, gamma)) if self.rounds is not None else None
+        )
+
+    @property
+    def engine_version(self) -> str | None:
+        """The version whose rounds are priced; None where nothing depends on it."""
+        return self.rounds.version if self.rounds is not None else None
