@@ -26,8 +26,8 @@ def test_a_file_of_version_0_1_0_is_read_and_keeps_its_format(old: dict) -> None
     now = json.loads(json.dumps(state.to_dict()))
     for name in ("seconds", "longer_s"):  # shares of time, which nothing reads any more
         old["finalists"].pop(name)
-    shapes = [score | dict.fromkeys(LATER) for score in old["finalists"]["shapes"]]
-    assert now == old | {"finalists": old["finalists"] | {"longer": None, "shapes": shapes}}
+    predicted = [score | dict.fromkeys(LATER) for score in old["finalists"]["predicted"]]
+    assert now == old | {"finalists": old["finalists"] | {"longer": None, "predicted": predicted}}
     assert ClimbState.from_dict(now) == state
 
 
