@@ -51,7 +51,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     benches = {
         mode: cuda.open_bench(device, profile, mode=mode, dtype=dtype, allow_busy=request.allow_busy) for mode, dtype in plans
     }
-    profile.provenance = {mode: bench.provenance() for mode, bench in benches.items()}
+    profile.provenance |= {mode: bench.provenance() for mode, bench in benches.items()}  # a mode measured before keeps its own
     profile.save_header()
     for mode, dtype in plans:
         bench = benches[mode]
@@ -85,6 +85,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             checks[name] = check_profile(bench, profile, unseen, request.target, dtype, request.check, memory, mode=mode)
     for bench in benches.values():
         skipped += [str(entry) for entry in bench.skipped]
+    profile.provenance |= {mode: bench.provenance() for mode, bench in benches.items()}  # now with the kernels that were used
     profile.save_header()
     return {
         "folder": str(folder),

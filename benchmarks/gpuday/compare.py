@@ -1,0 +1,279 @@
+"""A day beside what was predicted for its device: by the composed profile that ships, else by the datasheet's roofline; and by
+the profile that the day itself measured, on passes it has not seen."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import Attention
+from archsearch.errors import MissingDataError
+from archsearch.estimate import Estimate
+from archsearch.hardware.device import Device
+from archsearch.latency.model import LatencyModel
+from archsearch.latency.ops import op_of
+from archsearch.latency.roofline import RELATIVE_STD, RooflineLatency
+from archsearch.profiles import Profile, list_profiles
+from archsearch.profiling.cycles import round_law
+from gpuday.runner import data_of
+
+
+class Passes(Protocol):
+    """What prices a pass: a LatencyModel or a RooflineLatency."""
+
+    def forward_s(
+        self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False
+    ) -> Estimate: ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing measured and predicted, in seconds. `by`: which prediction."""
+
+    group: str
+    name: str
+    by: str
+    measured_s: float
+    predicted_s: float
+    std_s: float
+
+    @property
+    def error(self) -> float:
+        """predicted / measured - 1."""
+        return self.predicted_s / self.measured_s - 1.0
+
+
+def shipped_models(device: Device, dtype: str) -> tuple[str, dict[str, Passes]]:
+    """The composed models of a device in both modes where imported tables of it ship, else rooflines; which it is, in words."""
+    for folder in list_profiles():
+        if folder.parent.name != device.key:
+            continue
+        profile = Profile.load(folder)
+        if profile.imported:
+            return profile.origin, {mode: LatencyModel(profile, dtype, mode) for mode in ("graph", "eager")}
+    return "roofline of its datasheet", {mode: RooflineLatency(device, dtype, mode) for mode in ("graph", "eager")}
+
+
+def fitted_models(folder: Path, dtype: str) -> dict[str, Passes]:
+    """The models of the day's own profile; a mode with too few rows is left out."""
+    models: dict[str, Passes] = {}
+    if not (folder / "profile.json").is_file():
+        return models
+    profile = Profile.load(folder)
+    for mode in ("graph", "eager"):
+        try:
+            model = LatencyModel(profile, dtype, mode)
+        except MissingDataError:
+            continue
+        if model.composed_ is None:  # kernels without whole passes: that is no model of its own
+            models[mode] = model
+    return models
+
+
+def op_cases(profile: Profile, dtype: str, model: Passes, by: str) -> list[Case]:
+    """Kernels of the day's profile from memory under CUDA graphs, against the tables (or the roofline)."""
+    found = []
+    for kind in ("gemm", "attention", "elementwise"):
+        for row in profile.select(kind, dtype, "graph", "warm" if kind == "elementwise" else "cold"):
+            if row.grossly_noisy or row.throttled:
+                continue
+            op = op_of(row)
+            if isinstance(model, LatencyModel):
+                assert model.composed_ is not None
+                seconds, std = model.composed_.op_s(op)
+            else:
+                assert isinstance(model, RooflineLatency)
+                seconds, std = model.op_s(op), RELATIVE_STD["graph"]
+            group = kind
+            if isinstance(op, Attention):
+                group = "attention, decode" if op.tokens == 1 else "attention, verification"
+            name = ", ".join(f"{key} {value}" for key, value in row.sizes().items() if value is not None)
+            found.append(Case(f"kernels: {group}", name, by, row.median_s, seconds, std * seconds))
+    return found
+
+
+def layer_s(model: Passes, arch: Architecture, *, batch: int, tokens: int, context: int) -> Estimate:
+    """One layer of a stack, as the difference between a stack and one twice as deep."""
+    deep = arch.replace(num_hidden_layers=2 * arch.num_hidden_layers)
+    one, two = (model.forward_s(shape, batch=batch, tokens=tokens, context=context, cold=True) for shape in (arch, deep))
+    layers = arch.num_hidden_layers
+    return Estimate(max((two.value - one.value) / layers, 1e-9), abs(two.std - one.std) / layers, one.source)
+
+
+def paper_cases(data: dict[str, Any], model: Passes, by: str) -> list[Case]:
+    """The paper's drafts per token, layers of its target, and the shard of it that one device holds."""
+    mode, found = data["mode"], []
+    for row in data["rows"]:
+        arch, shape = Architecture.from_dict(row["architecture"]), row["shape"]
+        size = {name: shape[name] for name in ("batch", "tokens", "context")}
+        cold = row["cache"] == "cold"
+        if row["kind"] == "layer":
+            group, predicted = f"paper: layer, {mode}", layer_s(model, arch, **size)
+        else:
+            verifies = " over " in row["what"]
+            group = f"paper: {'shard of the target' if verifies else 'draft token'}, {mode}"
+            predicted = model.forward_s(arch, **size, cold=cold)
+        name = f"{row['what']}, {row['layers']} layers, {size['tokens']} tokens, {row['cache']}"
+        found.append(Case(group, name, by, row["median_s"], predicted.value, predicted.std))
+    return found
+
+
+def round_estimate(model: Passes, data: dict[str, Any], row: dict[str, Any]) -> Estimate:
+    """A round of gamma tokens: verification, the first draft token with its weights out of the cache, the others in a loop."""
+    target, draft = Architecture.from_dict(data["target_architecture"]), Architecture.from_dict(row["architecture"])
+    gamma, context = row["gamma"], data["context"]
+    verify = model.forward_s(target, tokens=gamma + 1, context=context)
+    first, later = (model.forward_s(draft, context=context, cold=cold) for cold in (True, False))
+    value = verify.value + first.value + (gamma - 1) * later.value
+    return Estimate(value, (verify.std**2 + (first.std + (gamma - 1) * later.std) ** 2) ** 0.5, verify.source)
+
+
+def cycle_cases(data: dict[str, Any], models: dict[str, Passes], by: str) -> list[Case]:
+    """Decode, verification and whole rounds in one graph; whole rounds with nothing captured."""
+    found = []
+    target = Architecture.from_dict(data["target_architecture"])
+    for row in data["rows"]:
+        name = f"{row['draft']} draft, gamma {row['gamma']}"
+        if "graph" in models:
+            for part, tokens in (("decode", 1), ("verify", row["gamma"] + 1)):
+                predicted = models["graph"].forward_s(target, tokens=tokens, context=data["context"])
+                measured = row["parts"][part]["median_s"]
+                found.append(Case(f"target: {part}, graph", name, by, measured, predicted.value, predicted.std))
+            predicted = round_estimate(models["graph"], data, row)
+            measured = row["rounds"]["one graph"]["median_s"]
+            found.append(Case("round: one graph", name, by, measured, predicted.value, predicted.std))
+    return found
+
+
+def transformers_cases(data: dict[str, Any], models: dict[str, Passes], by: str) -> list[Case]:
+    """Rounds and plain tokens in transformers beside its passes: what is missing is what the engine adds."""
+    found = []
+    target = Architecture.from_dict(data["target_architecture"])
+    for row in data["rows"]:
+        if "eager" not in models:
+            break
+        if row["gamma"]:
+            predicted = round_estimate(models["eager"], data, row)
+            group, name = "round: transformers (passes alone)", f"{row['draft']} draft, gamma {row['gamma']}"
+        else:
+            predicted = models["eager"].forward_s(target, context=data["context"])
+            group, name = "plain token: transformers (passes alone)", "target alone"
+        found.append(Case(group, name, by, row["median_s"], predicted.value, predicted.std))
+    return found
+
+
+def law_cases(data: dict[str, Any]) -> list[Case]:
+    """Rounds beside max(device, host) and the sum of passes, from the parts that were measured with them: the form of the law."""
+    found = []
+    for row in data["rows"]:
+        part = {name: values["median_s"] for name, values in row["parts"].items()}
+        device_s = part["verify"] + part["drafting"]
+        laws = {
+            "one graph": device_s,
+            "graph per pass": device_s,
+            "draft eager": round_law(device_s, part["launch verify graph"] + part["launch drafting"]),
+            "draft eager, serial": part["verify"] + max(part["drafting"], part["launch drafting"]),
+            "eager": round_law(device_s, part["launch whole"]),
+        }
+        for style, predicted in laws.items():
+            measured = row["rounds"][style]["median_s"]
+            name = f"{row['draft']} draft, gamma {row['gamma']}"
+            found.append(Case(f"law: {style}", name, "its own parts", measured, predicted, 0.0))
+    return found
+
+
+def check_cases(data: dict[str, Any]) -> list[Case]:
+    """What `--check` found: the fitted model on shapes it had not seen."""
+    return [
+        Case(f"check: {row['what']}, {name}", row["architecture"], "this day's profile", row["measured_s"], row["predicted_s"],
+             row["predicted_std_s"])
+        for name, check in data.get("checks", {}).items()
+        for row in check["rows"]
+    ]  # fmt: skip
+
+
+def groups(cases: Iterable[Case]) -> list[dict[str, Any]]:
+    """By group and prediction: cases, median error, its size, the worst and its name, the share within two std."""
+    found: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        found.setdefault((case.group, case.by), []).append(case)
+    return [
+        {
+            "group": group,
+            "by": by,
+            "cases": len(members),
+            "median_absolute_error": statistics.median(abs(case.error) for case in members),
+            "bias": statistics.median(case.error for case in members),
+            "worst": (worst := max(members, key=lambda case: abs(case.error))).error,
+            "worst_case": worst.name,
+            "within_two_std": statistics.fmean(abs(c.predicted_s - c.measured_s) <= 2 * c.std_s for c in members)
+            if any(case.std_s for case in members)
+            else None,
+        }
+        for (group, by), members in found.items()
+    ]
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    """A day's results beside their predictions. Raises MissingDataError where the day has no identity yet."""
+    known = data_of(folder, "identity")
+    if not known:
+        raise MissingDataError(f"{folder} holds no day: identity.json is missing or failed; run the day first")
+    device = Device.from_dict(known["device"])
+    dtype = next((data["dtype"] for name in ("attention", "cycles", "paper-graph") if (data := data_of(folder, name))), None)
+    dtype = dtype or ("bfloat16" if "bfloat16" in device.flops_per_s else "float16")
+    words, shipped = shipped_models(device, dtype)
+    fitted = fitted_models(folder / "profile", dtype)
+    by, own = "roofline" if isinstance(shipped["graph"], RooflineLatency) else "composed", "this day's profile"
+    cases: list[Case] = []
+    if (folder / "profile" / "profile.json").is_file():
+        cases += op_cases(Profile.load(folder / "profile"), dtype, shipped["graph"], by)
+    for mode in ("graph", "eager"):
+        cases += check_cases(data_of(folder, f"profile-{mode}"))
+        data = data_of(folder, f"paper-{mode}")
+        if data:
+            cases += paper_cases(data, shipped[mode], by)
+            cases += paper_cases(data, fitted[mode], own) if mode in fitted else []
+    for name, made in (("cycles", cycle_cases), ("transformers", transformers_cases)):
+        data = data_of(folder, name)
+        if data:
+            cases += made(data, shipped, by) + made(data, fitted, own)
+    cases += law_cases(data_of(folder, "cycles") or {"rows": []})
+    return {
+        "device": device.key,
+        "rehearsal": known["rehearsal"],
+        "dtype": dtype,
+        "prediction": words,
+        "groups": groups(cases),
+        "launch": data_of(folder, "host").get("lines", {}),
+        "cases": [asdict(case) | {"error": case.error} for case in cases],
+    }
+
+
+def text(result: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> str:
+    """A table for a terminal: the steps, then errors by group, then what a launch costs."""
+    lines = [f"{result['device']}, {result['dtype']}; predicted: {result['prediction']}"]
+    if result["rehearsal"]:
+        lines.append("REHEARSAL on a CPU: these numbers mean nothing")
+    lines += ["", f"{'step':<22} {'status':<14} {'seconds':>8}"]
+    lines += [f"{entry['step']:<22} {entry['status']:<14} {entry['seconds']:>8.1f}" for entry in statuses]
+    lines += [
+        "",
+        f"{'predicted against measured':<44} {'by':<20} {'cases':>5} {'median':>7} {'bias':>7} {'worst':>8}  worst case",
+    ]
+    for row in result["groups"]:
+        lines.append(
+            f"{row['group']:<44} {row['by']:<20} {row['cases']:>5} {row['median_absolute_error']:>7.1%} {row['bias']:>+7.1%} "
+            f"{row['worst']:>+8.1%}  {row['worst_case'][:60]}"
+        )
+    if result["launch"]:
+        lines += ["", "host time to launch one pass of a draft"]
+        lines += [
+            f"  {style:<14} {1e3 * line['pass_s']:.3f} ms + {1e3 * line['layer_s']:.3f} ms a layer"
+            for style, line in result["launch"].items()
+        ]
+    return "\n".join(lines)
