@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import AllReduce, Attention, Gemm, Op, PassOps, head_ops, layer_ops, sample_op
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, PassOps, head_ops, layer_ops, sample_op
 from archsearch.estimate import Estimate
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
@@ -112,9 +112,13 @@ class ComposedPass:
         """Seconds and std by GROUPS of one step of `arch` over all `parts`."""
         return self.ops_terms(self.pass_ops(arch, parts, ranks))
 
-    def step_s(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> Estimate:
-        """Seconds of one step of `arch` over all `parts`."""
-        return self.ops_s(self.pass_ops(arch, parts, ranks))
+    def step_s(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True) -> Estimate:
+        """Seconds of one step of `arch` over all `parts`; `choose`: with the choice of the next tokens."""
+        ops = self.pass_ops(arch, parts, ranks)
+        if choose:
+            return self.ops_s(ops)
+        outside = Counter({op: n for op, n in ops.outside.items() if not (isinstance(op, Elementwise) and op.name == "sample")})
+        return self.ops_s(PassOps(ops.in_layers, outside, ops.layers, ops.ranks))
 
     def ops_terms(self, ops: PassOps) -> dict[str, tuple[float, float]]:
         """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step` as far as it is not hidden."""

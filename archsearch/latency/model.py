@@ -19,6 +19,7 @@ their ops and of stated constants (`archsearch.latency.composed`); `summary()["p
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -28,12 +29,21 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.ops import Elementwise, Gemm, PassOps, head_ops, layer_ops
+from archsearch.architecture.ops import (
+    AllReduce,
+    Elementwise,
+    Gemm,
+    PassOps,
+    head_ops,
+    layer_ops,
+    sample_op,
+)
+from archsearch.capacity import shard
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
-from archsearch.latency.composed import ComposedPass, Part, composable, constants
+from archsearch.latency.composed import ComposedPass, Part, composable, constants, sync_waits
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.overhead import OverheadFit, fit_overheads
@@ -99,45 +109,51 @@ class LatencyModel(LatencyOfRounds):
         measured = self.engine_ is not None or any(name == engine for name, _ in self._engine)
         if profile.device.get("kind") == "gpu" and engine is not None and not measured:
             self.rounds = rounds or engine_rounds(engine)
+        # Rows of what an engine adds to its passes hold the choice of tokens; without them a GPU's pass is charged with it.
+        self._chooses = profile.device.get("kind") == "gpu" and not measured
 
     # -- what a pass is made of ------------------------------------------------------------------------------------------------
 
-    def _group_seconds(self, arch: Architecture, batch: int, tokens: int, context: int, ranks: int) -> tuple[Array, Array]:
-        """Warm and cold seconds of each of GROUPS for one pass, before coefficients; "pass", "layers", "scatter" are counts."""
-        key = (arch, batch, tokens, context, ranks)
+    def _group_seconds(self, arch: Architecture, part: Part) -> tuple[Array, Array]:
+        """Warm and cold seconds of each of GROUPS for a pass on one device, before coefficients; "pass", "layers" and "scatter"
+        are counts."""
+        key, batch, tokens = (arch, part), part.batch, part.tokens
         found = self._parts.get(key)
         if found is not None:
             return found
-        fused = self.mode == "graph"
+        head = head_ops(arch, batch=batch, tokens=tokens, head_tokens=part.logits)
+        windows = arch.windows()
+        layers = {
+            window: layer_ops(arch, batch=batch, tokens=tokens, context=part.context, window=window, fused=self.mode == "graph")
+            for window in set(windows)
+        }
         both = []
         for cold in (False, True):
+            self.ops.prepare([*head, *(op for ops in layers.values() for op in ops)], cold)  # together: much quicker on a GPU
             sums = dict.fromkeys(GROUPS, 0.0)
             sums["pass"], sums["layers"] = 1.0, float(arch.num_hidden_layers)
             sums["scatter"] = float(batch * tokens) if arch.trimmed else 0.0
-            for op in head_ops(arch, batch=batch, tokens=tokens, ranks=ranks):
+            for op in head:
                 sums["head" if isinstance(op, Gemm) else "elementwise"] += self.ops.op_s(op, cold)[0]
-            windows = arch.windows()
-            for window in set(windows):
-                layers = windows.count(window)
-                for op in layer_ops(arch, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused):
+            for window, ops in layers.items():
+                count = windows.count(window)
+                for op in ops:
                     group = op.kind if op.kind in ("gemm", "attention") else "elementwise"
-                    sums[group] += layers * self.ops.op_s(op, cold)[0]
+                    sums[group] += count * self.ops.op_s(op, cold)[0]
             both.append(np.array([sums[name] for name in GROUPS]))
         if len(self._parts) > 200_000:
             self._parts.clear()
         self._parts[key] = (both[0], both[1])
         return both[0], both[1]
 
-    def _features(
-        self, arch: Architecture, batch: int, tokens: int, context: int, ranks: int, cold: bool, cache: CacheFit
-    ) -> Array:
-        warm_s, cold_s = self._group_seconds(arch, batch, tokens, context, ranks)
+    def _features(self, arch: Architecture, part: Part, cold: bool, cache: CacheFit) -> Array:
+        warm_s, cold_s = self._group_seconds(arch, part)
         if cold:
             return cold_s
-        share = cache.cold_share(weight_bytes_per_pass(arch, self.dtype_bytes) / ranks)
+        share = cache.cold_share(weight_bytes_per_pass(arch, self.dtype_bytes))
         return warm_s + share * (cold_s - warm_s)
 
-    def _inputs(self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool) -> Array:
+    def _inputs(self, arch: Architecture, part: Part, cold: bool) -> Array:
         return np.array(
             [
                 math.log(arch.hidden_size),
@@ -147,8 +163,8 @@ class LatencyModel(LatencyOfRounds):
                 0.5 * math.log(arch.kv_size),
                 0.5 * math.log(arch.head_rows),
                 math.log(weight_bytes_per_pass(arch, self.dtype_bytes)),
-                2.0 * math.log(batch * tokens),
-                0.5 * math.log(context + 64),
+                2.0 * math.log(part.batch * part.tokens),
+                0.5 * math.log(part.context + 64),
                 1.0 if cold else 0.0,
             ]
         )
@@ -179,14 +195,16 @@ class LatencyModel(LatencyOfRounds):
             self.cache_, self._coefficients = self._fit_pass(rows, passes, times, stack_passes, stack_times, llc)
         self.coefficients_ = dict(zip(GROUPS, self._coefficients.tolist(), strict=True))
         log_ratio = self._log_ratio(rows, passes, times)  # [passes]
-        inputs = np.array([self._inputs(*p, row.cache == "cold") for p, row in zip(passes, rows, strict=True)])  # [passes, 10]
+        inputs = np.array(
+            [self._inputs(*_asked(p), row.cache == "cold") for p, row in zip(passes, rows, strict=True)]
+        )  # [passes, 10]
         self._residual = Residual.fit(inputs, log_ratio, min_noise=0.015, bounds=(0.7, 30.0))
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
 
     def _log_ratio(self, rows: list[Measurement], passes: list[ForwardShape], times: Array) -> Array:
         """log(measured / base) of whole passes, [passes]."""
         features = np.array(
-            [self._features(*p, 1, row.cache == "cold", self.cache_) for p, row in zip(passes, rows, strict=True)]
+            [self._features(*_asked(p), row.cache == "cold", self.cache_) for p, row in zip(passes, rows, strict=True)]
         )
         return np.asarray(np.log(times / (features @ self._coefficients)))
 
@@ -205,7 +223,7 @@ class LatencyModel(LatencyOfRounds):
             for steepness in (1.5, 3.0, 6.0):
                 cache = CacheFit(float(half), steepness)
                 features = np.array(
-                    [self._features(*p, 1, row.cache == "cold", cache) for p, row in zip(passes, rows, strict=True)]
+                    [self._features(*_asked(p), row.cache == "cold", cache) for p, row in zip(passes, rows, strict=True)]
                 )
                 if stack_passes:
                     layer_features = np.array([self._stack_features(p) for p in stack_passes])
@@ -220,9 +238,10 @@ class LatencyModel(LatencyOfRounds):
 
     def _stack_features(self, pass_: ForwardShape) -> Array:
         """Features [GROUPS] of one layer out of a cold stack: a pass without head, embedding and per-pass cost."""
-        arch, batch, tokens, context = pass_
-        one = self._group_seconds(arch.replace(num_hidden_layers=1), batch, tokens, context, 1)[1].copy()
-        head = sum(self.ops.op_s(op, True)[0] for op in head_ops(arch, batch=batch, tokens=tokens) if isinstance(op, Elementwise))
+        arch, part = _asked(pass_)
+        one = self._group_seconds(arch.replace(num_hidden_layers=1), part)[1].copy()
+        ends = head_ops(arch, batch=part.batch, tokens=part.tokens)
+        head = sum(self.ops.op_s(op, True)[0] for op in ends if isinstance(op, Elementwise))
         for name, value in (("pass", 0.0), ("head", 0.0), ("scatter", 0.0)):
             one[GROUPS.index(name)] = value
         one[GROUPS.index("elementwise")] -= head
@@ -248,21 +267,65 @@ class LatencyModel(LatencyOfRounds):
         cold: bool = False,
         logits: int | None = None,
     ) -> Estimate:
-        """Seconds of one forward pass of `tokens` new tokens per sequence against `context` cached ones.
+        """Seconds of one forward pass of `tokens` new tokens per sequence against `context` cached ones, on a GPU with the choice
+        of the next tokens (on a CPU that is part of what an engine adds).
 
         cold: weights come from memory (the first draft token after a verification); otherwise the pass runs in a loop.
-        logits: tokens per sequence whose logits are computed; None means all. A fitted model knows passes with all of them only.
+        logits: tokens per sequence whose logits are computed; None means all.
         """
-        key = (arch, batch, tokens, context, ranks, cold, logits)
+        part = Part(batch, tokens, context, logits)
+        key = (arch, part, ranks, cold)
         found = self._passes.get(key)
         if found is not None:
             return found
         if self.composed_ is not None:  # the tables' weights always come from memory: cold or not is the same
-            return self._remember(key, self.composed_.step_s(arch, [Part(batch, tokens, context, logits)], ranks))
-        base = float(self._features(arch, batch, tokens, context, ranks, cold, self.cache_) @ self._coefficients)
-        mean, std = self._residual.predict(self._inputs(arch, batch, tokens, context, cold))
+            return self._remember(key, self.composed_.step_s(arch, [part], ranks))
+        step = self._device_s(shard(arch, ranks), part, cold)  # fitted on one device, so asked at what one rank runs
+        if ranks > 1:
+            step = _sum(step, self._between_ranks(arch, part, ranks))
+        if self._chooses:
+            step = _sum(step, self._choice(arch, part))
+        return self._remember(key, step)
+
+    def measured_pass_s(self, shape: ForwardShape, cold: bool) -> Estimate:
+        """What a row of kind `forward` would say: a pass on one device that ends with the logits."""
+        arch, part = _asked(shape)
+        if self.composed_ is not None:
+            return self.composed_.step_s(arch, [part], choose=False)
+        return self._device_s(arch, part, cold)
+
+    def _device_s(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
+        """A pass as the rows were measured."""
+        base = float(self._features(arch, part, cold, self.cache_) @ self._coefficients)
+        mean, std = self._residual.predict(self._inputs(arch, part, cold))
         value = base * math.exp(mean)
-        return self._remember(key, Estimate(value, std * value, "modelled"))
+        return Estimate(value, std * value, "modelled")
+
+    def _between_ranks(self, arch: Architecture, part: Part, ranks: int) -> Estimate:
+        """The all-reduces of a pass, and in a graph how long ranks wait for one another (as in composed passes).
+
+        Their errors are the table's and so add up. Raises MissingDataError on a CPU.
+        """
+        ops = layer_ops(arch, batch=part.batch, tokens=part.tokens, context=0, window=None, ranks=ranks) * arch.num_hidden_layers
+        ops += head_ops(arch, batch=part.batch, tokens=part.tokens, ranks=ranks, head_tokens=part.logits)
+        reduces = Counter(op for op in ops if isinstance(op, AllReduce))
+        value, std = 0.0, 0.0
+        for op, count in reduces.items():
+            seconds, relative = self.ops.op_s(op, True)
+            if self.mode == "eager" and self.ops.source(op) != "measured":  # the host launches each
+                seconds = max(seconds, float(constants()["eager"]["all_reduce_s"]))
+            value, std = value + count * seconds, std + count * seconds * relative
+        if self.mode != "graph":
+            return Estimate(value, std, "modelled")
+        known = constants()["graph"]
+        waiting = known["sync_s"] * sync_waits(sum(reduces.values()), ranks)
+        return Estimate(value + waiting, math.hypot(std, known["sync_relative_std"] * waiting), "modelled")
+
+    def _choice(self, arch: Architecture, part: Part) -> Estimate:
+        """Choosing a token after each position of a pass whose logits are computed."""
+        wanted = part.tokens if part.logits is None else part.logits
+        seconds, relative = self.ops.op_s(sample_op(arch, batch=part.batch, tokens=wanted), True)
+        return Estimate(seconds, relative * seconds, "modelled")
 
     def ops_s(self, ops: PassOps) -> Estimate:
         """Seconds of one pass given by its ops: what is not a whole model, such as a head on a target's hidden states.
@@ -281,7 +344,7 @@ class LatencyModel(LatencyOfRounds):
     def _kernels(self) -> ComposedPass | None:
         """What composes a pass of its ops, where this profile has such rows."""
         if self.composed_ is None and self.mode == "graph" and composable(self.profile, self.dtype):
-            return ComposedPass(self.profile, self.dtype, self.mode, self.engine)
+            return ComposedPass(self.profile, self.dtype, self.mode)
         return self.composed_
 
     def _remember(self, key: tuple[Any, ...], estimate: Estimate) -> Estimate:
@@ -403,6 +466,11 @@ class LatencyModel(LatencyOfRounds):
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
         }
+
+
+def _asked(shape: ForwardShape) -> tuple[Architecture, Part]:
+    """The pass that a row measured, with the logits of all its tokens."""
+    return shape.architecture, Part(shape.batch, shape.tokens, shape.context)
 
 
 def _sum(step: Estimate, extra: Estimate) -> Estimate:

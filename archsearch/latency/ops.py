@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
 from archsearch.errors import MissingDataError
+from archsearch.latency.all_reduce import AllReduces
 from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES
@@ -56,10 +57,6 @@ each, so the gap of a launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5
 ELEMENTWISE_STD: Final = 0.30
 UNKNOWN_ELEMENTWISE_S: Final = (3e-6, 4.5e-6, 2.0)
 VERIFY_STD: Final = 0.25
-RANKS_STD: Final = 0.25
-LINK_STD: Final = 0.40
-LINK_LATENCY_S: Final = 5e-6
-PCIE_BYTES_PER_S: Final = 16e9  # no link known: PCIe 4 x8
 
 
 # -- CPU: smooth tables ----------------------------------------------------------------------------------------------------------
@@ -258,7 +255,7 @@ class OpModel:
             if kind not in LINES:
                 self._fit_tables(kind, like)
         self._elementwise = self._fit_elementwise()
-        self._reduced = self._all_reduce_rows()
+        self._all_reduce = AllReduces(self._rows("all_reduce"), self._device, dtype, mode, self._reduce_std())
         self._require()
 
     def with_rows(self, rows: Iterable[Measurement]) -> OpModel:
@@ -333,14 +330,8 @@ class OpModel:
             found[name] = (float(constant), float(slope))
         return found
 
-    def _all_reduce_rows(self) -> dict[int, tuple[Array, Array]]:
-        """log elements and log seconds in rising order, by rank count."""
-        rows: dict[int, list[tuple[float, float]]] = {}
-        for row in self._rows("all_reduce"):
-            sizes = row.sizes()
-            rows.setdefault(sizes["ranks"], []).append((math.log(sizes["elements"]), math.log(row.median_s)))
-        columns = {ranks: np.array(sorted(points)).T for ranks, points in rows.items()}
-        return {ranks: (points[0], points[1]) for ranks, points in columns.items()}
+    def _reduce_std(self) -> float:
+        return float(self._row_std.get("all_reduce", MEASURED_STD["all_reduce"])) + self._extra_std
 
     def _require(self) -> None:
         needed = ("gemm", "decode") if self._gpu else ("gemm", "attention")
@@ -378,7 +369,7 @@ class OpModel:
             if isinstance(op, Elementwise):
                 self._seen[op, cold] = known or self._elementwise_s(op)
             elif isinstance(op, AllReduce):
-                self._seen[op, cold] = self._all_reduce_s(op)
+                self._seen[op, cold] = self._all_reduce(op)
             elif known:
                 self._seen[op, cold] = known
             else:
@@ -403,7 +394,7 @@ class OpModel:
         if isinstance(op, Elementwise):
             return "measured" if op.name in self._elementwise else "modelled"
         if isinstance(op, AllReduce):
-            return "measured" if op.ranks in self._reduced else "modelled"
+            return "measured" if self._all_reduce.measured(op.ranks) else "modelled"
         return "measured" if (op, cold) in self._measured else "modelled"
 
     def _one_state(self, op: Op) -> bool:
@@ -473,20 +464,3 @@ class OpModel:
         bandwidth = BANDWIDTH_SHARE * float(self._device["bandwidth_bytes_per_s"])
         seconds = (in_graph if self.mode == "graph" else alone) + moved * op.elements * DTYPE_BYTES[self.dtype] / bandwidth
         return seconds, ELEMENTWISE_STD
-
-    def _all_reduce_s(self, op: AllReduce) -> Answer:
-        """From rows, straight lines between them in log elements; other rank counts by the bytes a ring moves, 2 (r - 1) / r."""
-        if not self._gpu:
-            raise MissingDataError("the profile has no all_reduce rows: tensor parallelism needs a GPU profile")
-        width = DTYPE_BYTES[self.dtype]
-        if not self._reduced:
-            link = float(self._device.get("link_bytes_per_s") or PCIE_BYTES_PER_S)
-            return 2 * (op.ranks - 1) / op.ranks * op.elements * width / link + LINK_LATENCY_S, LINK_STD
-        ranks = min(self._reduced, key=lambda known: (abs(math.log(known / op.ranks)), known))
-        sizes, times = self._reduced[ranks]
-        asked = math.log(op.elements)
-        seconds = math.exp(float(np.interp(asked, sizes, times)) + max(0.0, asked - float(sizes[-1])))
-        std = float(self._row_std.get("all_reduce", MEASURED_STD["all_reduce"])) + self._extra_std
-        if ranks == op.ranks:
-            return seconds, std
-        return seconds * ((op.ranks - 1) / op.ranks) / ((ranks - 1) / ranks), math.hypot(std, RANKS_STD)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from archsearch.architecture.architecture import Architecture
 from archsearch.files import write_json
 from archsearch.latency.model import LatencyModel
-from archsearch.profiles import Profile
+from archsearch.profiles import ForwardShape, Profile
 from archsearch.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -49,9 +49,8 @@ def check_profile(
         measured = list(measure_points(bench, points, dtype, progress=line))
     for point, row in measured:
         assert point.arch is not None
-        predicted = model.forward_s(
-            point.arch, batch=point.batch, tokens=point.tokens, context=point.context, cold=point.cache == "cold"
-        )
+        shape = ForwardShape(point.arch, point.batch, point.tokens, point.context)
+        predicted = model.measured_pass_s(shape, point.cache == "cold")
         rows.append(
             {
                 "what": "verify" if point.arch == target else f"draft step, {point.cache}",

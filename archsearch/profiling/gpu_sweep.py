@@ -26,6 +26,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, forward_ops, sample_op
+from archsearch.capacity import shard
 from archsearch.errors import MissingDataError
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
@@ -152,7 +153,8 @@ def needs(
 
     Passes: a step of each of `asked.steps` drafts (one or two tokens; warm and cold), and target passes of 1 and of each of
     `asked.verify_tokens` tokens, at each of the batches, contexts in turn; the target split over the ranks, drafts on one device.
-    Wholes: `asked.models` drafts as whole models, layers of the target, and the whole target where it fits `room`.
+    Wholes: `asked.models` drafts as whole models, layers of the target, and the whole target where it fits `room`, both as one
+    rank runs them.
     """
     rng = random.Random(f"needs {asked.seed}")
     batches, contexts = asked.batches, asked.contexts
@@ -212,6 +214,7 @@ def _whole_points(
         if number % 3 == 1:
             groups.append([_stack(arch, dtype, batch, 1, context)])
     extra: list[list[Point]] = []
+    target = None if target is None else shard(target, asked.ranks)  # what one device runs of it
     if target is not None and (mode == "eager" or lean_supported(target)):
         size, limit = DTYPE_BYTES[dtype], min(room.model_limit_bytes, 0.4 * room.memory_bytes)
         if 3 * weight_bytes_per_pass(target.replace(num_hidden_layers=1, draft_vocab_size=1), size) < limit:
