@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, Self
+from typing import Final, Literal, Protocol, Self, get_args
 
 from archsearch import speedup
 from archsearch.architecture.architecture import Architecture
@@ -19,6 +19,10 @@ from archsearch.estimate import Estimate
 
 # Which text acceptance is for. `narrow`: one kind of task, the draft distilled on it; `mixed`: chat, code and documents together.
 DOMAINS: Final = ("chat", "code", "math", "qa", "summarisation", "translation", "completion", "mixed", "narrow")
+# How a draft came to know what the target writes: `target` made for it (distilled on its text, or reading its hidden states);
+# `shared` through the target's own training (same vendor, same data); `other` neither.
+Training = Literal["target", "shared", "other"]
+TRAININGS: Final[tuple[str, ...]] = get_args(Training)
 # Kinds of drafters, as the columns of published.csv explain them.
 DRAFTERS: Final = ("independent", "kv", "eagle1", "eagle3", "mtp", "block", "medusa", "mlp")
 
@@ -57,16 +61,17 @@ class AcceptanceContext:
     draft's size is relative to, and caps what size can bring (a draft does not agree more with a target by outgrowing it).
     `trained_tokens`: tokens of the target's text that the draft has been or will be distilled on, repeats included; None: what
     is usual for the target's size (`prior.usual_tokens`). `drafter`: `independent` (sees tokens only: what a search makes) or
-    another of DRAFTERS, which see the target's hidden states.
+    another of DRAFTERS, which see the target's hidden states. `training`: one of TRAININGS; only `target` reads `trained_tokens`.
     """
 
     target: Architecture | None = None
     temperature: float = 0.0
     context_len: int = 512
-    domain: str = "narrow"
+    domain: str = "chat"
     coverage: VocabularyCoverage | None = None
     trained_tokens: float | None = None
     drafter: str = "independent"
+    training: str = "target"
 
 
 @dataclass(frozen=True, slots=True)

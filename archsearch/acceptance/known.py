@@ -87,6 +87,7 @@ def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObserva
             float(data.get("temperature") or 0.0),
             domain=str(data.get("domain") or "narrow"),
             trained_tokens=None if data.get("trained_tokens") is None else float(data["trained_tokens"]),
+            training=str(data.get("training") or "target"),
         )
     except (KeyError, TypeError, ValueError, AttributeError, ArchsearchError) as error:
         raise ArchsearchError(

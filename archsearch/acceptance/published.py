@@ -1,68 +1,52 @@
 """What others measured: the table of published acceptance (published.csv) and the regression that turns it into the prior.
 
-    logit(alpha_i) = x_i . beta + study + lot + domain + text + draft + e_i
+    logit(alpha_i) = x_i . beta + family + family's domain + target + study + lot + study's domain + data set + text + draft + e_i
 
-`beta` has the wide Gaussian prior of `prior.PriorTerms`. The rest are random effects whose spreads come from the marginal
-likelihood: of a study; of a lot (drafts of one kind for one target, trained alike); of a study's domain; of a lot's text (one
-data set); of a draft within its lot. Drafts of one lot on one text share all but the last, so an ablation speaks clearly about
-depth or size although levels scatter widely. With the spreads known this is a ridge regression on columns scaled by their prior
-std (`sklearn.linear_model.Ridge`); its posterior covariance is (Z'Z + 1)^-1. This project's own anchors are one more study, whose
-offset the prediction keeps: they are the only drafts made the way a search makes them.
+`beta` has the wide Gaussian prior of `terms.PriorTerms`. The rest are random effects whose spreads come from the marginal
+likelihood: of the target's family (its sizes), and of that on one domain; of a target; of a study; of a lot (drafts of one kind
+for one target, trained alike); of a study's domain; of a data set, whoever drafts; of a lot's text (one data set); of a draft
+within its lot. Drafts of one lot on one text share all but the last, so an ablation speaks clearly about depth or size although
+levels scatter widely. With the spreads known everything is Gaussian. This project's own anchors are one more study: their effects
+speak for their own target only.
 
-`Drifts` learns how acceptance runs along a block, from sweeps over gamma and printed positions.
-
-`python -m archsearch.acceptance.published` fits both and writes published_fit.json, which `prior.py` reads. scikit-learn and
-scipy are needed for that only.
+`python -m archsearch.acceptance.published` fits spreads and drifts and writes published_fit.json, which `prior.py` reads. scipy
+is needed for that only. `known_targets.py` asks the same regression about a target of the table.
 """
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from archsearch.acceptance.estimator import DOMAINS, DRAFTERS, AcceptanceContext
-from archsearch.acceptance.prior import (
+from archsearch.acceptance.drifts import Drifts, first_alpha, kind_of, sweeps
+from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext
+from archsearch.acceptance.fitted import FIT_FILE, PublishedFit
+from archsearch.acceptance.table import OWN_LOT, OWN_STUDY, Published, inputs_hash, load_anchors, load_published
+from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
-    FIT_FILE,
-    PUBLISHED_FILE,
+    LOT_TERMS,
     REFERENCE_GAMMA,
-    PriorTerms,
-    PublishedFit,
     Term,
-    first_alpha,
-    inputs_hash,
-    load_anchors,
+    attention_terms,
+    depth_terms,
+    domain_terms,
+    prior_of,
     regressors,
     shape_terms,
     size_terms,
-    token_terms,
+    training_terms,
+    width_terms,
 )
-from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
 from archsearch.speedup import alpha_from_tau, drifting_positions, logit, tau_from_positions
 
-OWN_STUDY: Final = "archsearch sketches"
-TRAININGS: Final = ("target", "shared", "other")
-# Regressors that only rows of the table have.
-TABLE_TERMS: Final[dict[str, Term]] = {
-    # A draft that went through the target's own training (same vendor, same data), at the tokens of the reference.
-    "shared training": Term(0.5, 0.7),
-    # A draft that was trained on something else.
-    "other training": Term(-0.5, 0.7),
-    # Per ln(layers / 5) of block drafters, which see the target's hidden states.
-    "block_depth": Term(0.15, 0.15),
-}
-NAMES: Final = (*COEFFICIENTS, *TABLE_TERMS)
-DOMAIN_PRIOR: Final = Term(0.0, 0.7)
-DRAFTER_PRIOR: Final = Term(0.0, 0.4)
 # A tuned draft whose training tokens no one printed: some 100k to 1M dialogues.
 UNKNOWN_TOKENS: Final = 3e8
 UNKNOWN_TEMPERATURE: Final = 0.5
@@ -70,98 +54,21 @@ UNKNOWN_TEMPERATURE: Final = 0.5
 READING_STD: Final = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A row of published.csv; None where the source does not say. Columns are explained at the head of the file."""
-
-    id: str
-    study: str
-    source_title: str
-    source_ref: str
-    family: str
-    draft: str
-    target: str
-    target_params_b: float | None
-    body_params_m: float | None
-    layers: int | None
-    hidden_size: int | None
-    kv_heads: int | None
-    draft_vocab: int | None
-    training: str
-    recipe: str
-    trained_tokens: float | None
-    domain: str
-    dataset: str
-    temperature: float | None
-    gamma: int | None
-    metric: str
-    conversion: str
-    tau: float | None
-    positions: tuple[float, ...]
-    alpha: float
-    alpha_std: float | None
-    level: bool
-    sweep: str
-    note: str
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
-
-
-def _whole(text: str) -> int | None:
-    return round(float(text)) if text else None
-
-
-@cache
-def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
-    """The rows of the table. Raises ArchsearchError naming the line that is broken."""
-    convert: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(("target_params_b", "body_params_m", "trained_tokens", "temperature", "tau", "alpha_std"), _number),
-        **dict.fromkeys(("layers", "hidden_size", "kv_heads", "draft_vocab", "gamma"), _whole),
-        "level": lambda text: {"yes": True, "no": False}[text],
-        "positions": lambda text: tuple(float(part) for part in text.split()),
-        "alpha": float,
-    }
-    names = [field.name for field in fields(Published)]
-    rows = []
-    with path.open(encoding="utf-8", newline="") as handle:
-        lines = [line for line in handle if not line.startswith("#")]
-    for row in csv.DictReader(lines):
-        try:
-            item = Published(**{name: convert.get(name, str)(row[name]) for name in names})
-            good = (
-                0.0 < item.alpha < 1.0
-                and item.family in DRAFTERS
-                and item.training in TRAININGS
-                and (not item.level or item.domain in DOMAINS)
-            )
-        except (KeyError, TypeError, ValueError):
-            good = False
-        if not good:
-            raise ArchsearchError(f"{path}: row {row.get('id')!r} is broken; columns are explained at the head of the file")
-        rows.append(item)
-    return tuple(rows)
-
-
 def row_terms(row: Published) -> dict[str, float]:
-    """The regressors of a row of the table: those of a shape, and what only the table has."""
-    terms = {"intercept": 1.0, f"domain {row.domain}": 1.0}
+    """The regressors of a row of the table, as `shape_terms` gives them of a shape; what a source does not say is at its zero."""
+    terms = {"intercept": 1.0, **domain_terms(row.domain)}
     terms["temperature"] = UNKNOWN_TEMPERATURE if row.temperature is None else row.temperature
-    if row.training == "target":
-        terms |= token_terms(row.trained_tokens or UNKNOWN_TOKENS)
-    else:
-        terms[f"{row.training} training"] = 1.0
-    if row.family != "independent":
-        terms |= {"sees_target": 1.0, f"drafter {row.family}": 1.0}
-    elif row.body_params_m and row.target_params_b:
-        terms |= size_terms(row.body_params_m * 1e6, row.target_params_b * 1e9)
+    terms |= training_terms(row.training, row.trained_tokens or UNKNOWN_TOKENS)
     if row.layers:
-        if row.family in ("independent", "kv"):
-            terms["depth"] = math.log(row.layers / 2)
-            terms["single_layer"] = float(row.layers == 1)
-        elif row.family == "block":
-            terms["block_depth"] = math.log(row.layers / 5)
+        terms |= depth_terms(row.layers, row.family)
+    if row.family != "independent":
+        return terms | {"sees_target": 1.0, f"drafter {row.family}": 1.0}
+    if row.body_params_m and row.target_params_b:
+        terms |= size_terms(row.body_params_m * 1e6, row.target_params_b * 1e9)
+    if row.hidden_size and row.target_hidden_size:
+        terms |= width_terms(row.hidden_size, row.target_hidden_size)
+    if row.heads and row.kv_heads:
+        terms |= attention_terms(row.heads, row.kv_heads)
     return terms
 
 
@@ -177,22 +84,27 @@ def level_alpha(row: Published, drifts: Mapping[str, Term]) -> float:
     return alpha_from_tau(tau_from_positions(drifting_positions(first, drift, REFERENCE_GAMMA)), REFERENCE_GAMMA)
 
 
-# The random effects, widest first.
-EFFECTS: Final = ("study", "lot", "domain", "text", "draft")
+# The random effects. `text` and `dataset` are those of chat (and code), where texts are alike; the loose ones those of the other
+# domains.
+EFFECTS: Final = (
+    "family", "family_domain", "target", "study", "lot", "domain", "text", "loose_text", "dataset", "loose_dataset", "draft",
+)  # fmt: skip
+ALIKE_TEXTS: Final = ("chat", "code")
+ALIKE_DATASETS: Final = ("chat",)
 
 
 @dataclass(frozen=True)
 class Design:
-    """The regression's rows: `x` [n, len(NAMES)], `y` [n] logit(alpha), `noise` [n] std of the reading, each row's group in
-    every effect (`groups`: name -> n labels), its domain, kind of drafter and `condition` (what two drafts must share to be
-    compared)."""
+    """The regression's rows: `x` [n, len(COEFFICIENTS)], `y` [n] logit(alpha), `noise` [n] std of the reading, each row's group
+    in every effect (`groups`: name -> n labels, "" for none), its domain, kind of drafter and `condition` (what two drafts must
+    share to be compared)."""
 
     x: np.ndarray
     y: np.ndarray
     noise: np.ndarray
     groups: Mapping[str, tuple[str, ...]]
     domain: tuple[str, ...]
-    family: tuple[str, ...]
+    kind: tuple[str, ...]
     condition: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -215,7 +127,7 @@ class Design:
 
         groups = {name: of(labels) for name, labels in self.groups.items()}
         return Design(
-            self.x[chosen], self.y[chosen], self.noise[chosen], groups, of(self.domain), of(self.family), of(self.condition)
+            self.x[chosen], self.y[chosen], self.noise[chosen], groups, of(self.domain), of(self.kind), of(self.condition)
         )
 
 
@@ -228,36 +140,55 @@ def design(rows: Iterable[Published] | None = None, *, drifts: Mapping[str, Term
     for row in load_published() if rows is None else rows:
         if not row.level:
             continue
-        x.append(regressors(row_terms(row), NAMES))
+        x.append(regressors(row_terms(row)))
         y.append(logit(level_alpha(row, drifts)))
         noise.append(math.hypot(READING_STD, (row.alpha_std or 0.0) / (row.alpha * (1 - row.alpha))))
-        lot = f"{row.study}|{row.target}|{row.family}|{row.training}|{row.recipe}"
-        condition = f"{row.study}|{row.target}|{row.dataset}|{row.temperature}|{row.recipe}"
+        labels.append(_row_labels(row))
+    for anchor in load_anchors()[1] if anchors else ():
+        entry = catalogue.load(anchor.target)
+        context = AcceptanceContext(entry.architecture, domain=anchor.domain, trained_tokens=anchor.tokens)
+        x.append(regressors(shape_terms(anchor.architecture, context)))
+        y.append(logit(anchor.alpha))
+        noise.append(0.08)  # one seed, 80 texts: two runs of one sketch differed by this much
+        of = _labels(OWN_STUDY, OWN_LOT, anchor.domain, "", (entry.family, entry.name))
+        condition = f"{OWN_LOT}|{anchor.domain}"
         labels.append(
-            _labels(row.study, lot, row.domain, row.dataset, row.draft) | {"family": row.family, "condition": condition}
+            {**of, "draft": f"{condition}|{anchor.architecture.label()}", "kind": "independent", "condition": condition}
         )
-    if anchors:
-        for anchor in load_anchors()[1]:
-            target = catalogue.load(anchor.target).architecture
-            context = AcceptanceContext(target, domain=anchor.domain, trained_tokens=anchor.tokens)
-            x.append(regressors(shape_terms(anchor.architecture, context), NAMES))
-            y.append(logit(anchor.alpha))
-            noise.append(0.08)  # one seed, 80 texts: two runs of one sketch differed by this much
-            lot = f"{OWN_STUDY}|{anchor.domain}"  # the two sketches were trained on different text
-            of = _labels(OWN_STUDY, lot, anchor.domain, anchor.domain, anchor.architecture.label())
-            labels.append(of | {"family": "independent", "condition": lot})
-    groups = {name: tuple(label[name] for label in labels) for name in EFFECTS}
-    last = (tuple(label[name] for label in labels) for name in ("of_domain", "family", "condition"))
+    groups = {name: tuple(label.get(name, "") for label in labels) for name in EFFECTS}
+    last = (tuple(label[name] for label in labels) for name in ("of_domain", "kind", "condition"))
     return Design(np.array(x), np.array(y), np.array(noise), groups, *last)
 
 
-def _labels(study: str, lot: str, domain: str, dataset: str, draft: str) -> dict[str, str]:
+def lot_of(row: Published) -> str:
+    """Which drafts were trained alike for one target."""
+    return f"{row.study}|{row.target}|{row.family}|{row.training}|{row.recipe}"
+
+
+def _row_labels(row: Published) -> dict[str, str]:
+    target = (row.target_family or f"of {row.study}", row.target_key or f"{row.target} of {row.study}")
+    lot = lot_of(row)
+    labels = _labels(row.study, lot, row.domain, row.dataset, target)
+    labels |= {"draft": f"{lot}|{row.draft}", "kind": row.family}
+    return labels | {"condition": f"{row.study}|{row.target}|{row.dataset}|{row.temperature}|{row.recipe}"}
+
+
+def _labels(study: str, lot: str, domain: str, dataset: str, target: tuple[str, str]) -> dict[str, str]:
+    """A row's group in the effects that are not the draft's, and its domain; `target`: its family and its own name."""
+    text, of_dataset = (
+        "text" if domain in ALIKE_TEXTS else "loose_text",
+        "dataset" if domain in ALIKE_DATASETS else "loose_dataset",
+    )
+    name = "".join(letter for letter in dataset.lower() if letter.isalnum())  # MT-Bench and mtbench are one
     return {
+        "family": target[0],
+        "family_domain": f"{target[0]}|{domain}",
+        "target": target[1],
         "study": study,
         "lot": lot,
         "domain": f"{study}|{domain}",
-        "text": f"{lot}|{dataset}",
-        "draft": f"{lot}|{draft}",
+        text: f"{lot}|{dataset or domain}",
+        of_dataset: f"{name}|{domain}" if name else f"of {lot}|{domain}",
         "of_domain": domain,
     }
 
@@ -266,10 +197,16 @@ def _labels(study: str, lot: str, domain: str, dataset: str, draft: str) -> dict
 class Spread:
     """Std in logit of each effect, and of what is left."""
 
-    study: float = 0.4
+    family: float = 0.2
+    family_domain: float = 0.2
+    target: float = 0.2
+    study: float = 0.2
     lot: float = 0.2
     domain: float = 0.2
     text: float = 0.2
+    loose_text: float = 0.3
+    dataset: float = 0.2
+    loose_dataset: float = 0.2
     draft: float = 0.1
     residual: float = 0.1
 
@@ -277,62 +214,82 @@ class Spread:
         value: float = getattr(self, name)
         return value
 
+    def of_text(self, domain: str) -> float:
+        """Std of a new text of a domain: its data set's and its own effect together."""
+        text = self.text if domain in ALIKE_TEXTS else self.loose_text
+        dataset = self.dataset if domain in ALIKE_DATASETS else self.loose_dataset
+        return math.hypot(text, dataset)
+
+
+def same(first: Sequence[str], second: Sequence[str]) -> np.ndarray:
+    """[len(first), len(second)] 1 where two labels are one group, 0 where they differ or there is none."""
+    codes: dict[str, int] = {"": -1}
+    a, b = (np.array([codes.setdefault(label, len(codes)) for label in labels]) for labels in (first, second))
+    return ((a[:, None] == b[None, :]) & (a[:, None] >= 0)).astype(float)
+
+
+def _prior() -> tuple[np.ndarray, np.ndarray]:
+    """(mean, variance) of every coefficient before the table."""
+    terms = [prior_of(name) for name in COEFFICIENTS]
+    return np.array([term.mean for term in terms]), np.array([term.std**2 for term in terms])
+
 
 @dataclass(frozen=True)
 class Levels:
-    """Posterior of the regression: `mean` and `covariance` over NAMES, and the mean offset of every group of every effect."""
+    """The regression over `rows`, its spreads being known: a Gaussian process in logit(alpha) whose covariance is that of the
+    coefficients' prior, of the shared effects and of what is left. Needs numpy only.
+    """
 
-    mean: np.ndarray
-    covariance: np.ndarray
-    offsets: Mapping[str, Mapping[str, float]]
+    rows: Design
     spread: Spread
 
-    def predict(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
-        """(mean, std) of logit(alpha) of rows of studies that were not fitted."""
-        return rows.x @ self.mean, np.sqrt(np.diag(self.joint_covariance(rows)))
+    @cached_property
+    def _solved(self) -> tuple[np.ndarray, np.ndarray]:
+        """(inverse covariance of the rows, that times what the prior's mean leaves)."""
+        covariance = self._between(self.rows, self.rows)
+        covariance[np.diag_indices(len(self.rows))] += self.spread.residual**2 + self.rows.noise**2
+        inverse = np.linalg.inv(covariance)
+        return inverse, inverse @ (self.rows.y - self.rows.x @ _prior()[0])
 
-    def joint_covariance(self, rows: Design) -> np.ndarray:
-        """[n, n] of logit(alpha) of rows of studies that were not fitted: shared coefficients and effects."""
-        covariance: np.ndarray = rows.x @ self.covariance @ rows.x.T + np.diag(self.spread.residual**2 + rows.noise**2)
+    def _between(self, first: Design, second: Design) -> np.ndarray:
+        covariance: np.ndarray = (first.x * _prior()[1]) @ second.x.T
         for name in EFFECTS:
-            member = _one_hot(rows.groups[name])[0]
-            covariance += self.spread.effect(name) ** 2 * (member @ member.T)
+            covariance += self.spread.effect(name) ** 2 * same(first.groups[name], second.groups[name])
         return covariance
 
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """[len(COEFFICIENTS)] posterior mean of the coefficients."""
+        mean, variance = _prior()
+        return mean + variance * (self.rows.x.T @ self._solved[1])
 
-def prior_of(name: str) -> Term:
-    """What is believed of a coefficient before the table."""
-    if name in TABLE_TERMS:
-        return TABLE_TERMS[name]
-    if name == "domain chat":
-        return Term(0.0, 1e-6)  # the other domains are counted from it
-    if name.startswith("domain "):
-        return DOMAIN_PRIOR
-    if name.startswith("drafter "):
-        return DRAFTER_PRIOR
-    term: Term = getattr(PriorTerms(), name)
-    return term
+    @cached_property
+    def covariance(self) -> np.ndarray:
+        """[n, n] their posterior covariance."""
+        cross = _prior()[1][:, None] * self.rows.x.T
+        return np.diag(_prior()[1]) - cross @ self._solved[0] @ cross.T
 
+    def predict(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
+        """(mean, std) of logit(alpha) of rows that were not fitted; what they share with those that were is known."""
+        mean, covariance = self.joint(rows)
+        return mean, np.sqrt(np.diag(covariance))
 
-def _one_hot(labels: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
-    known = sorted(set(labels))
-    index = {label: i for i, label in enumerate(known)}
-    matrix = np.zeros((len(labels), len(known)))
-    matrix[np.arange(len(labels)), [index[label] for label in labels]] = 1.0
-    return matrix, known
+    def joint(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
+        """(mean [n], covariance [n, n]) of logit(alpha) of rows that were not fitted, noise of reading included."""
+        inverse, weights = self._solved
+        cross = self._between(rows, self.rows)
+        own = self._between(rows, rows) + np.diag(self.spread.residual**2 + rows.noise**2)
+        return rows.x @ _prior()[0] + cross @ weights, own - cross @ inverse @ cross.T
 
 
 def best_spread(rows: Design, start: Spread | None = None) -> Spread:
     """The spreads with the highest marginal likelihood, with a weak belief (a factor of 2) around the default."""
     from scipy.optimize import minimize
 
-    stds = np.array([prior_of(name).std for name in NAMES])
-    centre = rows.x @ np.array([prior_of(name).mean for name in NAMES])
-    scaled = rows.x * stds
-    fixed = scaled @ scaled.T + np.diag(rows.noise**2)
-    parts = [_one_hot(rows.groups[name])[0] for name in EFFECTS]
-    kernels = [*(part @ part.T for part in parts), np.eye(len(rows))]
-    residual = rows.y - centre
+    mean, variance = _prior()
+    fixed = (rows.x * variance) @ rows.x.T + np.diag(rows.noise**2)
+    kernels = [*(same(rows.groups[name], rows.groups[name]) for name in EFFECTS), np.eye(len(rows))]
+    residual = rows.y - rows.x @ mean
     default = np.log(np.array(astuple(Spread())))
 
     def loss(log_std: np.ndarray) -> tuple[float, np.ndarray]:
@@ -351,162 +308,65 @@ def best_spread(rows: Design, start: Spread | None = None) -> Spread:
     return Spread(*(float(value) for value in np.exp(found.x)))
 
 
-def fit_levels(rows: Design, spread: Spread) -> Levels:
-    """The posterior of all coefficients and offsets, the spreads being known."""
-    from sklearn.linear_model import Ridge
-
-    terms = [prior_of(name) for name in NAMES]
-    means, stds = np.array([term.mean for term in terms]), np.array([term.std for term in terms])
-    blocks, names = zip(*(_one_hot(rows.groups[name]) for name in EFFECTS), strict=True)
-    scales = [spread.effect(name) for name in EFFECTS]
-    columns = np.hstack([rows.x * stds, *(block * scale for block, scale in zip(blocks, scales, strict=True))])
-    noise = np.sqrt(spread.residual**2 + rows.noise**2)
-    scaled = columns / noise[:, None]
-    y = (rows.y - rows.x @ means) / noise
-    solution = Ridge(alpha=1.0, fit_intercept=False, solver="cholesky").fit(scaled, y).coef_
-    covariance = np.linalg.inv(scaled.T @ scaled + np.eye(columns.shape[1]))
-    count = len(NAMES)
-    ends = np.cumsum([count, *(len(known) for known in names)])
-    offsets = {
-        name: dict(zip(known, (scale * solution[start:end]).tolist(), strict=True))
-        for name, known, scale, start, end in zip(EFFECTS, names, scales, ends[:-1], ends[1:], strict=True)
-    }
-    return Levels(means + stds * solution[:count], stds[:, None] * covariance[:count, :count] * stds, offsets, spread)
-
-
-# --- along the block -------------------------------------------------------------------------------------------------------
-
-
-KINDS: Final = ("greedy", "sampled", "feature", "block")
-
-
-def kind_of(family: str, temperature: float | None) -> str:
-    """What decides how acceptance runs along the block: `feature` (its inputs are its own features and degrade), `block` (all
-    positions in one pass), or of an independent draft how tokens are chosen, `greedy` or `sampled`."""
-    if family in ("independent", "medusa", "mlp"):
-        return "greedy" if temperature == 0 else "sampled"
-    return "block" if family == "block" else "feature"
+# --- what a new draft is asked with ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """tau of one draft on one text at several gammas."""
+class Query:
+    """What is known of a target besides its shape: its `family` and `target` in the table, by LOT_TERMS the (study, lot) that a
+    draft of it shares, and the `study` whose domains it is asked in; "" for new ones."""
 
-    name: str
-    study: str
-    family: str
-    temperature: float | None
-    taus: Mapping[int, float]
-
-    @property
-    def kind(self) -> str:
-        return kind_of(self.family, self.temperature)
+    family: str = ""
+    target: str = ""
+    lots: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    study: str = ""
 
 
-def sweeps(rows: Iterable[Published] | None = None) -> list[Sweep]:
-    """Every sweep over gamma in the table; printed positions are a sweep too."""
-    groups: dict[str, list[Published]] = {}
-    for row in load_published() if rows is None else rows:
-        if row.sweep:
-            groups.setdefault(row.sweep, []).append(row)
-    found = []
-    for name, members in groups.items():
-        taus: dict[int, float] = {}
-        for row in members:
-            if row.positions:
-                taus |= {g: tau_from_positions(row.positions[:g]) for g in range(1, len(row.positions) + 1)}
-            elif row.gamma and row.tau:
-                taus[row.gamma] = row.tau
-        first = members[0]
-        if len(taus) > 1:
-            found.append(Sweep(name, first.study, first.family, first.temperature, dict(sorted(taus.items()))))
-    return found
-
-
-def sweep_errors(sweep: Sweep, drift: float) -> np.ndarray:
-    """ln(predicted / printed tau) at each gamma above the smallest, from tau at the smallest and a drift (logit per position)."""
-    smallest = min(sweep.taus)
-    first = first_alpha(sweep.taus[smallest], smallest, drift)
-    positions = drifting_positions(first, drift, max(sweep.taus))
-    return np.array([math.log(tau_from_positions(positions[:g]) / t) for g, t in sweep.taus.items() if g > smallest])
-
-
-# Each study's drift is one draw from N(mean, BETWEEN^2), mean from N(0, BETWEEN^2); tau is believed to TAU_STD beyond that.
-DRIFT_BETWEEN: Final = 0.12
-DRIFT_TAU_STD: Final = 0.02
-DRIFT_GRID: Final = np.linspace(-0.6, 0.6, 121)
-
-
-@dataclass
-class Drifts:
-    """Drift along the block by kind (KINDS), learnt from sweeps of several studies.
-
-    A study's sweeps are as good as one (they share drafts and engine): its likelihood over the drift is that of its mean squared
-    error. After `fit`: `drift_` by kind, mean and std of the drift of a new study.
+def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, covariance) over COEFFICIENTS for new drafts on new text: effects of the target and its family are in `intercept`,
+    study and lot in LOT_TERMS, family, study and text of a domain in the domains' terms. What `query` names is known as far as
+    the table goes, the rest is drawn anew.
     """
+    rows, spread = levels.rows, levels.spread
+    mean, variance = _prior()
+    cross = variance[:, None] * rows.x.T
+    total = variance.copy()
 
-    between: float = DRIFT_BETWEEN
-    tau_std: float = DRIFT_TAU_STD
+    def shared(term: str, *effects: tuple[str, str]) -> None:
+        number = COEFFICIENTS.index(term)
+        for name, label in effects:
+            total[number] += spread.effect(name) ** 2
+            cross[number] += spread.effect(name) ** 2 * same([label], rows.groups[name])[0]
 
-    def fit(self, found: Sequence[Sweep]) -> Drifts:
-        """Learn from sweeps; a kind without any keeps N(0, between)."""
-        self.drift_: dict[str, Term] = {}
-        for kind in KINDS:
-            members = [sweep for sweep in found if sweep.kind == kind]
-            log_post = -0.5 * (DRIFT_GRID / self.between) ** 2
-            for study in sorted({sweep.study for sweep in members}):
-                errors = self._squared([sweep for sweep in members if sweep.study == study])
-                own = np.exp(-0.5 * (errors - errors.min()) / self.tau_std**2)
-                # p(study's data | mean of studies) = integral of its likelihood over its own drift
-                kernel = np.exp(-0.5 * ((DRIFT_GRID[:, None] - DRIFT_GRID[None, :]) / self.between) ** 2)
-                log_post += np.log(kernel @ own)
-            weight = np.exp(log_post - log_post.max())
-            weight /= weight.sum()
-            mean = float(weight @ DRIFT_GRID)
-            of_mean = float(weight @ (DRIFT_GRID - mean) ** 2)
-            self.drift_[kind] = Term(mean, math.sqrt(of_mean + self.between**2))
-        return self
-
-    @staticmethod
-    def _squared(members: Sequence[Sweep]) -> np.ndarray:
-        """Mean squared error over the members' gammas at each point of the grid."""
-        return np.array([np.mean([np.mean(_cached_errors(sweep, float(d)) ** 2) for sweep in members]) for d in DRIFT_GRID])
-
-
-_ERRORS: dict[tuple[str, float], np.ndarray] = {}
-
-
-def _cached_errors(sweep: Sweep, drift: float) -> np.ndarray:
-    key = (f"{sweep.study}|{sweep.name}|{sorted(sweep.taus.items())}", drift)
-    if key not in _ERRORS:
-        _ERRORS[key] = sweep_errors(sweep, drift)
-    return _ERRORS[key]
+    shared("intercept", ("family", query.family), ("target", query.target))
+    for domain in DOMAINS:
+        of_family = f"{query.family}|{domain}" if query.family else ""
+        of_study = f"{query.study}|{domain}" if query.study else ""
+        shared(f"domain {domain}", ("family_domain", of_family), ("domain", of_study))
+        total[COEFFICIENTS.index(f"domain {domain}")] += spread.of_text(domain) ** 2
+    for term in LOT_TERMS:
+        study, lot = query.lots.get(term, ("", ""))
+        shared(term, ("study", study), ("lot", lot))
+    inverse, weights = levels._solved
+    covariance = np.diag(total) - cross @ inverse @ cross.T
+    return mean + cross @ weights, (covariance + covariance.T) / 2
 
 
 # --- the stored fit --------------------------------------------------------------------------------------------------------
 
 
-def for_new_target(levels: Levels, rows: Design, drift: Mapping[str, Term]) -> PublishedFit:
-    """What the regression says of a new target of this project: its own study's offsets kept, the spreads added to the doubt."""
-    size = len(COEFFICIENTS)
-    mean, covariance = levels.mean[:size].copy(), levels.covariance[:size, :size].copy()
-    intercept = COEFFICIENTS.index("intercept")
-    spread = levels.spread
-    mean[intercept] += levels.offsets["study"].get(OWN_STUDY, 0.0)
-    covariance[intercept, intercept] += spread.study**2 + spread.lot**2
-    for number, domain in enumerate(DOMAINS, start=COEFFICIENTS.index(f"domain {DOMAINS[0]}")):
-        own = _labels(OWN_STUDY, f"{OWN_STUDY}|{domain}", domain, domain, "")
-        mean[number] += sum(levels.offsets[name].get(own[name], 0.0) for name in ("lot", "domain", "text"))
-        covariance[number, number] += spread.domain**2 + spread.text**2
-    counts = {name: int(np.count_nonzero(rows.x[:, number])) for number, name in enumerate(COEFFICIENTS)}
-    return PublishedFit(mean, covariance, counts, asdict(spread), dict(drift), inputs_hash())
+def for_new_target(levels: Levels, drift: Mapping[str, Term]) -> PublishedFit:
+    """What the regression says of a target that nobody measured: all effects are drawn anew, this project's own among them."""
+    mean, covariance = coefficients_for(levels, Query())
+    counts = {name: int(np.count_nonzero(levels.rows.x[:, number])) for number, name in enumerate(COEFFICIENTS)}
+    return PublishedFit(mean, covariance, counts, asdict(levels.spread), dict(drift), inputs_hash())
 
 
 def fit_all(start: Spread | None = None) -> PublishedFit:
     """Everything that the prior reads, from the table and the anchors. Takes some seconds; fewer from spreads that are near."""
     drifts = Drifts().fit(sweeps()).drift_
     rows = design(drifts=drifts)
-    return for_new_target(fit_levels(rows, best_spread(rows, start)), rows, drifts)
+    return for_new_target(Levels(rows, best_spread(rows, start)), drifts)
 
 
 def save_fit(fit: PublishedFit, path: Path = FIT_FILE) -> None:

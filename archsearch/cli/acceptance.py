@@ -9,7 +9,7 @@ import click
 
 from archsearch.acceptance.estimator import DOMAINS
 from archsearch.cli.app import main
-from archsearch.cli.options import dtype_choice, json_option
+from archsearch.cli.options import dtype_choice, json_option, training_option
 from archsearch.cli.output import emit
 
 
@@ -29,8 +29,9 @@ from archsearch.cli.output import emit
 @click.option("--dtype", default="float32", show_default=True, metavar="D", callback=dtype_choice, help="Of target and draft.")
 @click.option("--explain", is_flag=True, help="Also what the prior thinks of this shape, term by term. Needs no weights.")
 @click.option(
-    "--domain", type=click.Choice(DOMAINS), default="narrow", show_default=True, help="Which text this is, for the prior."
+    "--domain", type=click.Choice(DOMAINS), help="Which text this is, for the prior (default: narrow, chat without prompts)."
 )
+@training_option
 @click.option("--gpu", metavar="NAME", help="Also the modelled speed-up at each gamma on this device.")
 @click.option("--profile", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A profile, instead of --gpu.")
 @click.option("--batch-size", default=1, show_default=True, type=click.IntRange(min=1), metavar="N", help="For the speed-up.")
@@ -55,6 +56,7 @@ def acceptance(as_json: bool, **options: Any) -> None:
     from archsearch.report.terminal.acceptance import acceptance_text
     from archsearch.workload import WorkloadRequest
 
+    options["domain"] = options["domain"] or ""
     asked = WorkloadRequest(**{name: options.pop(name) for name in ("gpu", "profile", "batch_size", "temperature", "mode")})
     result = measure_acceptance(AcceptanceRequest(asked=asked, **options))
     emit(result, acceptance_text(result), as_json)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import common, json_option
+from archsearch.cli.options import common, json_option, training_option
 from archsearch.cli.output import emit
 
 
@@ -17,6 +17,7 @@ from archsearch.cli.output import emit
 @click.option(
     "--gamma", type=click.IntRange(min=1), metavar="N", help="Draft tokens per verification (default: the best of 1 to 8)."
 )
+@training_option
 @common
 @json_option
 def estimate(as_json: bool, **options: Any) -> None:
@@ -29,5 +30,6 @@ def estimate(as_json: bool, **options: Any) -> None:
     from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
     from archsearch.report.terminal.estimate import estimate_text
 
+    options["domain"] = options["domain"] or EstimateRequest.domain
     result = estimate_drafts(EstimateRequest(**options))
     emit(result, estimate_text(result), as_json)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from archsearch.acceptance.estimator import DOMAINS
+from archsearch.acceptance.estimator import DOMAINS, TRAININGS
 from archsearch.workload import WorkloadRequest, dtype_name
 
 
@@ -92,6 +92,14 @@ def engine_python_option(name: str = "engine_python") -> Callable[[Callable[...,
         callback=absolute,
         help="Interpreter of the engine's own environment (default: the one `archsearch engine install` made).",
     )
+
+
+training_option = click.option(
+    "--training",
+    type=click.Choice(TRAININGS),
+    help="How the draft was trained: for this target, shared: through the same vendor's training as the target, other: neither "
+    "(default: as the catalogue says; target for an unknown draft).",
+)
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,9 +198,8 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--domain",
             type=click.Choice(DOMAINS),
-            default="narrow",
-            show_default=True,
-            help="Which text the prior is for; narrow: one kind of task, mixed: chat, code and documents together.",
+            help="Which text the prior is for; narrow: one kind of task, mixed: chat, code and documents together "
+            "(default: chat; narrow where a search is given prompts or trains).",
         ),
         *engine_options(),
     ]

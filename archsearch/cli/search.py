@@ -99,6 +99,7 @@ def search(
 
     if no_confirm and confirm_count:
         raise ArchsearchError(f"--confirm {confirm_count} and --no-confirm contradict each other; leave one out")
+    options["domain"] = options["domain"] or ""
     for name in ("alpha", "finalists"):  # a default is no wish: the search may choose
         options[name] = options[name] if set_by_user(name) else None
     request, note = pipeline.SearchRequest.decide(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.estimator import AcceptanceContext
+from archsearch.acceptance.training import training_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -38,8 +39,10 @@ class AcceptanceRequest:
     """What `archsearch acceptance` was asked.
 
     `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where `asked.temperature` is above 0.
-    `dtype`: of target and draft while they are compared. `explain`: also the prior's terms; alone where the draft is a shape
-    without weights. A device or profile in `asked`: also the modelled speed-up, at the context that the texts have.
+    `domain` "": `narrow`, as prompts of one kind are, or `chat` where nothing is measured. `training`: how the draft was
+    trained; None: as is known of it. `dtype`: of target and draft while they are compared. `explain`: also the prior's
+    terms; alone where the draft is a shape without weights. A device or profile in `asked`: also the modelled speed-up, at
+    the context that the texts have.
     """
 
     target: str
@@ -51,7 +54,8 @@ class AcceptanceRequest:
     answer_tokens: int = 128
     dtype: str = "float32"
     explain: bool = False
-    domain: str = "narrow"
+    domain: str = ""
+    training: str | None = None
     cache: Path | None = None
     output: Path | None = None
     trace: Path | None = None
@@ -107,7 +111,7 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     from archsearch.acceptance.prior import DOMAINS
 
     measured.check_sampling(request.asked.temperature, request.top_p)
-    if request.domain not in DOMAINS:
+    if request.domain and request.domain not in DOMAINS:
         raise ArchsearchError(f"unknown domain {request.domain!r}; use one of {', '.join(DOMAINS)}")
     if request.max_prompts < 1 or request.answer_tokens < 2:
         raise ArchsearchError(
@@ -117,17 +121,24 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         ensure_writable_dir(request.output.parent)
     target = resolve_target(request.target)
     draft = find_draft(request.draft)
+    measures = draft.at_hand or not request.explain
+    request = replace(
+        request,
+        domain=request.domain or ("narrow" if measures else "chat"),
+        training=request.training or (training_of(draft.ref, target)[0] if draft.ref is not None else "target"),
+    )
     result: dict[str, Any] = {
         "target": request.target,
         "draft": request.draft,
         "architecture": draft.architecture.to_dict(),
         "shape": draft.architecture.label(),
         "domain": request.domain,
+        "training": request.training,
         "trained_tokens": _trained_tokens(draft),
         "temperature": request.asked.temperature,
         "top_p": request.top_p,
     }
-    if draft.at_hand or not request.explain:
+    if measures:
         trace, notes, context_len = record(request, target, draft)
         priced = None
         if request.asked.gpu is not None or request.asked.profile is not None:
@@ -369,7 +380,11 @@ def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) 
 
     prior = PriorAcceptance()
     context = AcceptanceContext(
-        target.architecture, request.asked.temperature, domain=request.domain, trained_tokens=_trained_tokens(draft)
+        target.architecture,
+        request.asked.temperature,
+        domain=request.domain,
+        trained_tokens=_trained_tokens(draft),
+        training=request.training or "target",
     )
     predicted = prior.predict(draft.architecture, context)
     rows = prior.explain_rows(draft.architecture, context)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from archsearch.acceptance.training import training_of
 from archsearch.engine_facts import engine_facts
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.latency import acceptance_for, choose_latency
@@ -14,14 +15,16 @@ from archsearch.workload import WorkloadRequest
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """What `archsearch estimate` was asked. `alpha`: `prior`, or a number; `gamma` None: the best of 1 to 8."""
+    """What `archsearch estimate` was asked. `alpha`: `prior`, or a number; `gamma` None: the best of 1 to
+    Scorer's most. `training`: how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as is known of each."""
 
     target: str
     drafts: tuple[str, ...]
     asked: WorkloadRequest = WorkloadRequest()
     alpha: str = "prior"
     gamma: int | None = None
-    domain: str = "narrow"
+    domain: str = "chat"
+    training: str | None = None
 
 
 def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
@@ -40,7 +43,8 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
     for name in request.drafts:
         draft = resolve_target(name)
         engine_facts(request.asked.engine).check_draft(draft.architecture, workload.tensor_parallel, name)
-        notes = []
+        training, doubt = (request.training, "") if request.training else training_of(draft, ref)
+        notes = [doubt] if doubt and request.alpha == "prior" else []
         if draft.architecture.vocab_size != ref.architecture.vocab_size:
             notes.append(
                 f"vocabulary {draft.architecture.vocab_size}, target {ref.architecture.vocab_size}: "
@@ -52,9 +56,10 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
                 f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f} usable: "
                 "raise --tensor-parallel"
             )
-        priced.append((name, scorer(draft.architecture), notes))
+        asked = scorer.with_acceptance(acceptance, replace(scorer.context, training=training))
+        priced.append((name, asked(draft.architecture), training, notes))
     priced.sort(key=lambda item: -item[1].speedup.value)
-    groups = scorer.indistinguishable([score for _, score, _ in priced])
+    groups = scorer.indistinguishable([score for _, score, _, _ in priced])
     return {
         "target": ref.name,
         "device": source.device.key,
@@ -65,11 +70,12 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
         "drafts": [
             {
                 "draft": name,
+                "training": training,
                 "notes": notes,
                 "pays": score.pays,
                 "group": next(i for i, group in enumerate(groups, start=1) if score in group),
                 **score.to_dict(),
             }
-            for name, score, notes in priced
+            for name, score, training, notes in priced
         ],
     }

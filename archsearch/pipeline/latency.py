@@ -259,8 +259,10 @@ def acceptance_for(
     """
     from archsearch.acceptance.estimator import GivenAcceptance
     from archsearch.acceptance.known import known_observations, summary
+    from archsearch.acceptance.known_targets import known_target
     from archsearch.acceptance.prior import PriorAcceptance
     from archsearch.acceptance.registry import CHOICES
+    from archsearch.models.targets import resolve_target
 
     if choice not in CHOICES:
         return GivenAcceptance(float(choice)), "given"
@@ -269,7 +271,13 @@ def acceptance_for(
         return PriorAcceptance.from_dict(data), str(data["words"])
     run = state.parent if state is not None else None
     known = known_observations(target, prompts=str(prompts) if prompts else None, exclude=run)
-    estimator, words = CHOICES[choice].make().fit(known), summary(known)
+    estimator, words = CHOICES[choice].make(), summary(known)
+    if isinstance(estimator, PriorAcceptance):
+        shape = resolve_target(target).architecture
+        published = known_target(shape)
+        words = f"{published.words}; {words}" if published else words
+        estimator = estimator.about(shape)
+    estimator = estimator.fit(known)
     if state is not None and isinstance(estimator, PriorAcceptance):
         write_json(state, {"words": words, **estimator.to_dict()})
     return estimator, words

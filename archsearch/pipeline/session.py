@@ -32,15 +32,15 @@ PRIOR_FILE = "prior.json"
 @dataclass(frozen=True)
 class SearchRequest:
     """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine, after `finalists` drafts were
-    trained; 0 ends with the ranking. `climb`: short trainings decide which shapes are trained in full, and `time_budget_s` holds
-    everything."""
+    trained; 0 ends with the ranking. `domain`: "" for one that follows from the rest (`with_domain`). `climb`: short
+    trainings decide which shapes are trained in full, and `time_budget_s` holds everything."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
     space: str | None = None
     trials: int = 300
     alpha: str = "prior"
-    domain: str = "narrow"
+    domain: str = ""
     prompts: Path | None = None
     heldout: Path | None = None
     text: Path | None = None
@@ -77,6 +77,15 @@ class SearchRequest:
             from archsearch.text.encode import read_texts
 
             read_texts(self.text)
+
+    def with_domain(self) -> SearchRequest:
+        """The same request with a domain: the run's where it continues one; `narrow` where prompts of one kind decide (the
+        user's, or the ones that drafts are trained on); else `chat`."""
+        if self.domain:
+            return self
+        if self.run is not None and (self.run / "run.yaml").exists():
+            return replace(self, domain=str(open_run(self.run).arguments.get("domain") or "narrow"))
+        return replace(self, domain="narrow" if self.prompts is not None or self.confirm else "chat")
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
@@ -160,6 +169,7 @@ class SearchSession:
 
         `run`: an opened run to go on with, whatever profile it was searched with.
         """
+        request = request.with_domain()
         if run is None:
             request.check_files()
             request = replace(request, asked=with_engine(request.asked))

@@ -134,7 +134,7 @@ class Scorer:
         *,
         max_gamma: int = 8,
         gammas: Sequence[int] | None = None,
-        domain: str = "narrow",
+        domain: str = "chat",
         coverage: VocabularyCoverage | None = None,
         limits: Limits | None = None,
         target_correlation: float = 0.0,
@@ -272,7 +272,7 @@ def score(
     *,
     max_gamma: int = 8,
     gammas: Sequence[int] | None = None,
-    domain: str = "narrow",
+    domain: str = "chat",
     coverage: VocabularyCoverage | None = None,
     target_correlation: float = 0.0,
 ) -> Score:

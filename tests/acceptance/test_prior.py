@@ -8,25 +8,19 @@ import sys
 import numpy as np
 import pytest
 
+from archsearch.acceptance.drifts import first_alpha
 from archsearch.acceptance.estimator import (
+    DOMAINS,
+    DRAFTERS,
     AcceptanceContext,
     AcceptanceObservation,
     GivenAcceptance,
     VocabularyCoverage,
 )
-from archsearch.acceptance.prior import (
-    COEFFICIENTS,
-    DOMAINS,
-    DRAFTERS,
-    REFERENCE_GAMMA,
-    PriorAcceptance,
-    assumed_coverage,
-    first_alpha,
-    load_anchors,
-    load_fit,
-    trimmed_alpha,
-    usual_tokens,
-)
+from archsearch.acceptance.fitted import load_fit
+from archsearch.acceptance.prior import PriorAcceptance, assumed_coverage, trimmed_alpha
+from archsearch.acceptance.table import load_anchors
+from archsearch.acceptance.terms import COEFFICIENTS, REFERENCE_GAMMA, usual_tokens
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.errors import ArchsearchError
@@ -44,14 +38,26 @@ def logit_std(alpha: Estimate) -> float:
     return alpha.std / (alpha.value * (1 - alpha.value))
 
 
-def test_anchors_are_met_within_the_differences():
+def test_anchors_are_met_within_the_doubt_about_a_new_text():
+    """Of their target the sketches' study and lot are known; the text they were measured on says nothing about another."""
     reference, anchors = load_anchors()
     assert reference == TWO_LAYERS and body_parameters(reference) == pytest.approx(7.08e6, rel=0.01)
     prior = PriorAcceptance()
+    gaps = []
     for anchor in anchors:
         context = AcceptanceContext(target=SMOLLM2, domain=anchor.domain, trained_tokens=anchor.tokens)
         predicted = prior.predict(anchor.architecture, context).alpha
-        assert abs(logit(predicted.value) - logit(anchor.alpha)) < 0.4
+        gaps.append(abs(logit(predicted.value) - logit(anchor.alpha)))
+        assert gaps[-1] < logit_std(predicted)
+    assert np.mean(gaps) < 0.4
+
+
+def test_sketches_of_a_small_target_say_nothing_of_the_level_of_another():
+    """Two minutes of training a 135M target's drafts on mixed text gave alpha 0.3: other targets are not pulled there."""
+    shape = Architecture(1024, 2816, 4, 8, 8, 128, 152064)
+    other = Architecture(3584, 18944, 28, 28, 4, 128, 152064)
+    alpha = {d: PriorAcceptance().predict(shape, AcceptanceContext(other, domain=d)).alpha.value for d in ("chat", "mixed")}
+    assert alpha["mixed"] == pytest.approx(alpha["chat"], abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -65,10 +71,13 @@ def test_anchors_are_met_within_the_differences():
 def test_published_drafts_of_llama_65b_lie_within_the_band(shape, alpha):
     """arXiv 2402.01528, 0.4B tokens: three rows of the table, a hundred times larger than the anchors."""
     draft = Architecture(**shape, num_key_value_heads=shape["num_attention_heads"], head_dim=128, vocab_size=32000)
-    for context in (LLAMA, AcceptanceContext(target=LLAMA_65B, trained_tokens=4e8)):
-        predicted = PriorAcceptance().predict(draft, context).alpha
+    for domain in ("mixed", "chat"):
+        predicted = PriorAcceptance().predict(draft, AcceptanceContext(target=LLAMA_65B, domain=domain)).alpha
         assert abs(logit(predicted.value) - logit(alpha)) < 0.4
-        assert 0.5 < logit_std(predicted) < 0.85
+        assert logit_std(predicted) < 0.65
+    # asked as if trained in another way, less is known
+    other = PriorAcceptance().predict(draft, AcceptanceContext(target=LLAMA_65B, trained_tokens=4e8)).alpha
+    assert logit_std(other) > logit_std(predicted) + 0.1
 
 
 def test_wide_and_deep_1_3b_differ_as_published():
@@ -84,7 +93,9 @@ def test_std_absolute_and_of_differences():
     prior = PriorAcceptance()
     predicted = prior.predict(TWO_LAYERS, SMOL).alpha
     assert predicted.source == "prior"
-    assert logit_std(predicted) == pytest.approx(0.65, abs=0.12)
+    stranger = AcceptanceContext(target=SMOLLM2.replace(hidden_size=640, head_dim=80))
+    of_stranger = logit_std(prior.predict(TWO_LAYERS, stranger).alpha)
+    assert of_stranger == pytest.approx(0.6, abs=0.1) and 0.3 < logit_std(predicted) < of_stranger
     assert prior.difference_std(TWO_LAYERS, TWO_LAYERS.replace(num_hidden_layers=4), SMOL) == pytest.approx(0.15, abs=0.05)
     assert prior.difference_std(TWO_LAYERS, TWO_LAYERS, SMOL) == 0.0
 
@@ -94,7 +105,7 @@ def test_every_domain_has_its_level():
     alpha = {d: prior.predict(TWO_LAYERS, AcceptanceContext(SMOLLM2, domain=d)).alpha.value for d in DOMAINS}
     assert set(prior.intercepts_) == set(DOMAINS)
     assert alpha["code"] > alpha["chat"] and alpha["math"] > alpha["chat"] > alpha["mixed"]
-    assert alpha["narrow"] > alpha["mixed"] + 0.1
+    assert alpha["narrow"] > alpha["mixed"] + 0.1  # of this target both were measured
 
 
 def test_more_training_helps_less_and_less():
@@ -159,6 +170,24 @@ def test_one_layer_does_not_win_where_width_is_free():
     assert throughput(5) > 0.9 * throughput(best) > throughput(16)
 
 
+def test_off_the_shelf_drafts_are_not_taken_for_distilled_ones():
+    """arXiv 2310.07177, llama-160m for Vicuna-7B: as it is .28, .38 on code, .58 maths, .57 questions; distilled .65 to .76."""
+    from archsearch.architecture import catalogue
+
+    vicuna, draft = (catalogue.load(name).architecture for name in ("vicuna-7b", "llama-160m"))
+
+    def alpha(domain: str, training: str) -> Estimate:
+        context = AcceptanceContext(vicuna, 0.5, domain=domain, training=training)
+        return PriorAcceptance().predict(draft, context).alpha
+
+    assert alpha("code", "other").value == pytest.approx(0.33, abs=0.05)
+    for domain in ("math", "qa"):
+        assert abs(alpha(domain, "other").value - 0.575) < 2 * alpha(domain, "other").std
+    assert alpha("code", "target").value > 0.65 > alpha("code", "other").value + 0.25
+    with pytest.raises(ArchsearchError, match="training 'mine'.*target, shared, other"):
+        alpha("code", "mine")
+
+
 def test_width_beyond_the_target_brings_doubt_and_no_endless_gain():
     prior = PriorAcceptance()
     wide = Architecture(4096, 16384, 2, 64, 64, 64, 49152)
@@ -168,12 +197,13 @@ def test_width_beyond_the_target_brings_doubt_and_no_endless_gain():
     assert prior.difference_std(wide, TWO_LAYERS, SMOL) > prior.difference_std(target_body, TWO_LAYERS, SMOL) * 1.2
 
 
-def test_a_narrow_draft_loses_more_than_its_size_and_is_less_sure():
+def test_what_width_does_at_equal_size_is_small_and_less_sure():
+    """Drafts of the table are up to eight times narrower than their targets, and alpha does not follow: the term is near 0."""
     prior = PriorAcceptance()
     narrow = Architecture(256, 1024, 3, 4, 2, 64, 49152)
     same_size = TWO_LAYERS.replace(num_hidden_layers=3, intermediate_size=200, num_attention_heads=6, num_key_value_heads=3)
     assert body_parameters(same_size) == pytest.approx(body_parameters(narrow), rel=0.05)
-    assert prior.predict(narrow, SMOL).alpha.value < prior.predict(same_size, SMOL).alpha.value - 0.02
+    assert prior.predict(narrow, SMOL).alpha.value == pytest.approx(prior.predict(same_size, SMOL).alpha.value, abs=0.05)
     assert prior.difference_std(narrow, TWO_LAYERS, SMOL) > prior.difference_std(same_size, TWO_LAYERS, SMOL)
 
 
@@ -192,7 +222,9 @@ def test_attention_variant_counts_through_size_only():
     prior = PriorAcceptance()
     mqa = TWO_LAYERS.replace(num_key_value_heads=1)
     shrunk = TWO_LAYERS.replace(intermediate_size=1536 - 2 * 2 * 64 // 3 - 1)
-    assert prior.predict(mqa, SMOL).alpha.value == pytest.approx(prior.predict(shrunk, SMOL).alpha.value, abs=0.006)
+    # one sketch of a hundred rows has a single KV head: what it says stays within the doubt about it
+    gap = logit(prior.predict(mqa, SMOL).alpha.value) - logit(prior.predict(shrunk, SMOL).alpha.value)
+    assert abs(gap) < 0.1 < prior.difference_std(mqa, shrunk, SMOL)
 
 
 @pytest.mark.parametrize(("halvings", "kept"), [(1, 0.977), (2, 0.933), (3, 0.874), (4, 0.805)])
@@ -254,8 +286,10 @@ def test_a_measurement_in_one_domain_says_less_about_another():
     before = prior.predict(TWO_LAYERS, code).alpha
     prior.fit([AcceptanceObservation(TWO_LAYERS, Estimate(0.8, 0.01, "measured"), AcceptanceContext(SMOLLM2, domain="chat"))])
     after = prior.predict(TWO_LAYERS, code).alpha
-    assert after.value > before.value
-    assert 0.15 < logit_std(after) < 0.85 * logit_std(before)
+    chat = prior.predict(TWO_LAYERS, AcceptanceContext(SMOLLM2, domain="chat")).alpha
+    assert before.value + 0.05 < after.value < 0.8
+    # another domain's own level and text stay open: half a logit
+    assert 3 * logit_std(chat) < logit_std(after) < logit_std(before) - 0.04
 
 
 def test_fit_recovers_a_steeper_depth_and_starts_afresh():

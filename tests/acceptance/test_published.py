@@ -8,25 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from archsearch.acceptance import published
-from archsearch.acceptance.prior import COEFFICIENTS, DRAFTERS, PUBLISHED_FILE, Term, inputs_hash, load_fit
-from archsearch.acceptance.published import (
-    EFFECTS,
-    NAMES,
-    OWN_STUDY,
-    Design,
-    Drifts,
-    Spread,
-    Sweep,
-    best_spread,
-    design,
-    fit_all,
-    fit_levels,
-    level_alpha,
-    load_published,
-    sweep_errors,
-    sweeps,
-)
+from archsearch.acceptance.drifts import Drifts, Sweep, sweep_errors, sweeps
+from archsearch.acceptance.estimator import DRAFTERS
+from archsearch.acceptance.fitted import load_fit
+from archsearch.acceptance.published import EFFECTS, Design, Levels, Spread, best_spread, design, fit_all, level_alpha
+from archsearch.acceptance.table import OWN_STUDY, PUBLISHED_FILE, inputs_hash, load_published
+from archsearch.acceptance.terms import COEFFICIENTS, Term, prior_of
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
 
@@ -108,15 +95,15 @@ def made_up(slope: float, seed: int = 0, studies: int = 12) -> Design:
     for s in range(studies):
         level = 0.5 + 0.5 * rng.standard_normal()
         for d in range(5):
-            terms = np.zeros(len(NAMES))
-            terms[NAMES.index("intercept")] = terms[NAMES.index("domain chat")] = 1.0
-            terms[NAMES.index("size")] = size = rng.uniform(-1.5, 1.5)
+            terms = np.zeros(len(COEFFICIENTS))
+            terms[COEFFICIENTS.index("intercept")] = terms[COEFFICIENTS.index("domain chat")] = 1.0
+            terms[COEFFICIENTS.index("size")] = size = rng.uniform(-1.5, 1.5)
             x.append(terms)
             y.append(level + slope * size + 0.05 * rng.standard_normal())
             study.append(f"s{s}")
             draft.append(f"s{s}d{d}")
     labels = tuple(study)
-    groups = {"study": labels, "lot": labels, "domain": labels, "text": labels, "draft": tuple(draft)}
+    groups = dict.fromkeys(EFFECTS, ("",) * len(y)) | {"study": labels, "draft": tuple(draft)}
     return Design(np.array(x), np.array(y), np.full(len(y), 0.03), groups, ("chat",) * len(y), labels, labels)
 
 
@@ -124,33 +111,39 @@ def made_up(slope: float, seed: int = 0, studies: int = 12) -> Design:
 def test_the_regression_finds_a_planted_slope_and_the_spread_of_studies(slope: float) -> None:
     rows = made_up(slope)
     spread = best_spread(rows)
-    levels = fit_levels(rows, spread)
-    index = NAMES.index("size")
+    levels = Levels(rows, spread)
+    index = COEFFICIENTS.index("size")
     std = math.sqrt(levels.covariance[index, index])
     assert abs(levels.mean[index] - slope) < 2 * std and std < 0.05
-    assert 0.3 < math.hypot(spread.study, spread.lot, spread.domain, spread.text) < 0.8  # nothing tells these four apart here
+    assert 0.3 < spread.study < 0.8
     assert math.hypot(spread.residual, spread.draft) < 0.15
     # a term that no row varies keeps its prior
-    window = NAMES.index("cut_by_window")
-    assert levels.mean[window] == pytest.approx(-0.04) and levels.covariance[window, window] == pytest.approx(0.04**2)
+    window = COEFFICIENTS.index("cut_by_window")
+    assert levels.mean[window] == pytest.approx(-0.04) and levels.covariance[window, window] == pytest.approx(0.06**2)
 
 
 def test_the_posterior_is_that_of_generalised_least_squares() -> None:
-    """Ridge on scaled columns against the textbook formula with the full covariance of the random effects."""
-    rows, spread = made_up(0.3, seed=1, studies=4), Spread(0.5, 0.2, 0.1, 0.3, 0.15, 0.1)
-    levels = fit_levels(rows, spread)
-    terms = [published.prior_of(name) for name in NAMES]
-    prior_mean, prior_cov = np.array([t.mean for t in terms]), np.diag([t.std**2 for t in terms])
-
-    def same(labels):
-        return np.equal.outer(np.array(labels), np.array(labels)).astype(float)
-
-    noise = sum(spread.effect(name) ** 2 * same(rows.groups[name]) for name in EFFECTS)
-    noise += np.diag(spread.residual**2 + rows.noise**2)
-    gain = prior_cov @ rows.x.T @ np.linalg.inv(rows.x @ prior_cov @ rows.x.T + noise)
-    assert levels.mean == pytest.approx(prior_mean + gain @ (rows.y - rows.x @ prior_mean), abs=1e-8)
-    assert levels.covariance == pytest.approx(prior_cov - gain @ rows.x @ prior_cov, abs=1e-8)
-    assert set(levels.offsets) == set(EFFECTS) and set(levels.offsets["study"]) == set(rows.study)
+    """Against ridge on columns scaled by their prior std, every study and draft a column of its own."""
+    rows, spread = made_up(0.3, seed=1, studies=4), Spread(study=0.5, draft=0.15, residual=0.1)
+    levels = Levels(rows, spread)
+    terms = [prior_of(name) for name in COEFFICIENTS]
+    columns = [rows.x * np.array([term.std for term in terms])]
+    for name in ("study", "draft"):
+        known = sorted(set(rows.groups[name]))
+        columns.append(
+            spread.effect(name) * np.array([[label == one for one in known] for label in rows.groups[name]], dtype=float)
+        )
+    noise = np.sqrt(spread.residual**2 + rows.noise**2)[:, None]
+    y = (rows.y - rows.x @ np.array([term.mean for term in terms])) / noise[:, 0]
+    z = np.hstack(columns) / noise
+    covariance = np.linalg.inv(z.T @ z + np.eye(z.shape[1]))
+    size = len(COEFFICIENTS)
+    scale = np.array([term.std for term in terms])
+    assert levels.mean == pytest.approx(np.array([t.mean for t in terms]) + scale * (covariance @ z.T @ y)[:size], abs=1e-8)
+    assert levels.covariance == pytest.approx(scale[:, None] * covariance[:size, :size] * scale, abs=1e-8)
+    # a fitted row asked again: what it shares with the others is known, its own noise is not
+    mean, std = levels.predict(rows)
+    assert np.abs(mean - rows.y).mean() < 0.1 and std.max() < 0.3
 
 
 def test_own_anchors_are_a_study_of_their_own() -> None:
@@ -158,7 +151,7 @@ def test_own_anchors_are_a_study_of_their_own() -> None:
     with_anchors, without = design(drifts=drifts), design(drifts=drifts, anchors=False)
     assert len(with_anchors) - len(without) == 8
     assert OWN_STUDY in with_anchors.study and OWN_STUDY not in without.study
-    assert with_anchors.x.shape[1] == len(NAMES) and NAMES[: len(COEFFICIENTS)] == COEFFICIENTS
+    assert with_anchors.x.shape[1] == len(COEFFICIENTS) and COEFFICIENTS[: len(COEFFICIENTS)] == COEFFICIENTS
 
 
 def chain(name: str, study: str, family: str, temperature: float, alpha: float, drift: float, gammas=range(1, 9)) -> Sweep:

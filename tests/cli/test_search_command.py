@@ -94,13 +94,14 @@ def test_a_killed_search_continues(world: Path) -> None:
 
 
 def test_what_was_measured_for_a_target_shifts_the_next_search(with_run: Path) -> None:
-    learnt = last_json(call(*SEARCH, "--run", "runs/b", "--json"))
+    """What was measured on the user's prompts (`narrow`) speaks for that domain first of all."""
+    learnt = last_json(call(*SEARCH, "--domain", "narrow", "--run", "runs/b", "--json"))
     assert learnt["prior"].startswith("1 drafts measured for this target before")
     assert {entry["alpha"]["source"] for entry in learnt["best"]} == {"modelled"}
     shutil.rmtree(with_run / "runs" / "a")  # what it began with is kept: continued, it scores as before
-    again = last_json(call(*SEARCH, "--run", "runs/b", "--json"))
+    again = last_json(call(*SEARCH, "--domain", "narrow", "--run", "runs/b", "--json"))
     assert again["best"] == learnt["best"] and again["prior"] == learnt["prior"]
-    fresh = last_json(call(*SEARCH, "--run", "runs/c", "--json"))
+    fresh = last_json(call(*SEARCH, "--domain", "narrow", "--run", "runs/c", "--json"))
     assert fresh["prior"] == "nothing was measured for this target before"
     assert fresh["best"][0]["alpha"]["std"] > 1.5 * learnt["best"][0]["alpha"]["std"]
 

@@ -156,7 +156,7 @@ PLAN = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
 
 def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prior", **trainer) -> climb.Climb:
     """A climb over every shape of SPACE, as a process that starts now."""
-    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance())
+    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow")
     request = SimpleNamespace(seed=0, confirm=1, finalists=3, alpha=alpha)
     session = SimpleNamespace(scorer=scorer, space=SPACE, request=request)
     file = StateFile(folder / "rungs.json", plan.budget_s, clock.now, clock=clock.monotonic)
@@ -171,7 +171,7 @@ def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prio
 
 def by_law(tokens: float) -> dict[Architecture, float]:
     """The speed-up of every shape by the law."""
-    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance())
+    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow")
 
     def value(arch: Architecture) -> float:
         alpha = sigmoid(true_logit(arch, tokens))

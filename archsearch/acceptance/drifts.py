@@ -1,0 +1,136 @@
+"""How acceptance runs along a block, learnt from published sweeps over gamma and printed positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from archsearch.acceptance.table import Published, load_published
+from archsearch.acceptance.terms import Term
+from archsearch.speedup import alpha_from_tau, drifting_positions, tau_from_positions
+
+KINDS: Final = ("greedy", "sampled", "feature", "block")
+
+
+def kind_of(family: str, temperature: float | None) -> str:
+    """What decides how acceptance runs along the block: `feature` (its inputs are its own features and degrade), `block` (all
+    positions in one pass), or of an independent draft how tokens are chosen, `greedy` or `sampled`."""
+    if family in ("independent", "medusa", "mlp"):
+        return "greedy" if temperature == 0 else "sampled"
+    return "block" if family == "block" else "feature"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """tau of one draft on one text at several gammas."""
+
+    name: str
+    study: str
+    family: str
+    temperature: float | None
+    taus: Mapping[int, float]
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.family, self.temperature)
+
+
+def sweeps(rows: Iterable[Published] | None = None) -> list[Sweep]:
+    """Every sweep over gamma in the table; printed positions are a sweep too."""
+    groups: dict[str, list[Published]] = {}
+    for row in load_published() if rows is None else rows:
+        if row.sweep:
+            groups.setdefault(row.sweep, []).append(row)
+    found = []
+    for name, members in groups.items():
+        taus: dict[int, float] = {}
+        for row in members:
+            if row.positions:
+                taus |= {g: tau_from_positions(row.positions[:g]) for g in range(1, len(row.positions) + 1)}
+            elif row.gamma and row.tau:
+                taus[row.gamma] = row.tau
+        first = members[0]
+        if len(taus) > 1:
+            found.append(Sweep(name, first.study, first.family, first.temperature, dict(sorted(taus.items()))))
+    return found
+
+
+def sweep_errors(sweep: Sweep, drift: float) -> np.ndarray:
+    """ln(predicted / printed tau) at each gamma above the smallest, from tau at the smallest and a drift (logit per position)."""
+    smallest = min(sweep.taus)
+    first = first_alpha(sweep.taus[smallest], smallest, drift)
+    positions = drifting_positions(first, drift, max(sweep.taus))
+    return np.array([math.log(tau_from_positions(positions[:g]) / t) for g, t in sweep.taus.items() if g > smallest])
+
+
+# Each study's drift is one draw from N(mean, BETWEEN^2), mean from N(0, BETWEEN^2); tau is believed to TAU_STD beyond that.
+DRIFT_BETWEEN: Final = 0.12
+DRIFT_TAU_STD: Final = 0.02
+DRIFT_GRID: Final = np.linspace(-0.6, 0.6, 121)
+
+
+@dataclass
+class Drifts:
+    """Drift along the block by kind (KINDS), learnt from sweeps of several studies.
+
+    A study's sweeps are as good as one (they share drafts and engine): its likelihood over the drift is that of its mean squared
+    error. After `fit`: `drift_` by kind, mean and std of the drift of a new study.
+    """
+
+    between: float = DRIFT_BETWEEN
+    tau_std: float = DRIFT_TAU_STD
+
+    def fit(self, found: Sequence[Sweep]) -> Drifts:
+        """Learn from sweeps; a kind without any keeps N(0, between)."""
+        self.drift_: dict[str, Term] = {}
+        for kind in KINDS:
+            members = [sweep for sweep in found if sweep.kind == kind]
+            log_post = -0.5 * (DRIFT_GRID / self.between) ** 2
+            for study in sorted({sweep.study for sweep in members}):
+                errors = self._squared([sweep for sweep in members if sweep.study == study])
+                own = np.exp(-0.5 * (errors - errors.min()) / self.tau_std**2)
+                # p(study's data | mean of studies) = integral of its likelihood over its own drift
+                kernel = np.exp(-0.5 * ((DRIFT_GRID[:, None] - DRIFT_GRID[None, :]) / self.between) ** 2)
+                log_post += np.log(kernel @ own)
+            weight = np.exp(log_post - log_post.max())
+            weight /= weight.sum()
+            mean = float(weight @ DRIFT_GRID)
+            of_mean = float(weight @ (DRIFT_GRID - mean) ** 2)
+            self.drift_[kind] = Term(mean, math.sqrt(of_mean + self.between**2))
+        return self
+
+    @staticmethod
+    def _squared(members: Sequence[Sweep]) -> np.ndarray:
+        """Mean squared error over the members' gammas at each point of the grid."""
+        return np.array([np.mean([np.mean(_cached_errors(sweep, float(d)) ** 2) for sweep in members]) for d in DRIFT_GRID])
+
+
+_ERRORS: dict[tuple[str, float], np.ndarray] = {}
+
+
+def _cached_errors(sweep: Sweep, drift: float) -> np.ndarray:
+    key = (f"{sweep.study}|{sweep.name}|{sorted(sweep.taus.items())}", drift)
+    if key not in _ERRORS:
+        _ERRORS[key] = sweep_errors(sweep, drift)
+    return _ERRORS[key]
+
+
+def first_alpha(tau_value: float, gamma: int, drift: float) -> float:
+    """Acceptance at the first position that gives `tau_value` at `gamma` when logits move by `drift` per position (bisection).
+
+    `alpha_from_tau` is the case of no drift. Raises ValueError for gamma < 1 or a tau outside 1..gamma + 1.
+    """
+    if drift == 0.0 or tau_value in (1.0, gamma + 1.0):
+        return alpha_from_tau(tau_value, gamma)
+    if gamma < 1 or not 1.0 <= tau_value <= gamma + 1:
+        raise ValueError(f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma {gamma}")
+    low, high = 1e-9, 1.0 - 1e-12
+    for _ in range(60):
+        middle = (low + high) / 2
+        reached = tau_from_positions(drifting_positions(middle, drift, gamma))
+        low, high = (middle, high) if reached < tau_value else (low, middle)
+    return (low + high) / 2

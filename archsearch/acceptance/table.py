@@ -1,0 +1,139 @@
+"""The tables that the prior rests on: published measurements (published.csv) and this project's own sketches (anchors.yaml)."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.acceptance.estimator import DOMAINS, DRAFTERS, TRAININGS
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError
+
+HERE: Final = Path(__file__).parent
+ANCHORS_FILE: Final = HERE / "anchors.yaml"
+PUBLISHED_FILE: Final = HERE / "published.csv"
+OWN_STUDY: Final = "archsearch sketches"
+OWN_LOT: Final = f"{OWN_STUDY}, distilled for minutes"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A row of published.csv; None where the source does not say. Columns are explained at the head of the file."""
+
+    id: str
+    study: str
+    source_title: str
+    source_ref: str
+    family: str
+    draft: str
+    target: str
+    target_key: str
+    target_family: str
+    target_params_b: float | None
+    target_hidden_size: int | None
+    body_params_m: float | None
+    layers: int | None
+    hidden_size: int | None
+    heads: int | None
+    kv_heads: int | None
+    draft_vocab: int | None
+    training: str
+    recipe: str
+    trained_tokens: float | None
+    domain: str
+    dataset: str
+    temperature: float | None
+    gamma: int | None
+    metric: str
+    conversion: str
+    tau: float | None
+    positions: tuple[float, ...]
+    alpha: float
+    alpha_std: float | None
+    level: bool
+    sweep: str
+    note: str
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _whole(text: str) -> int | None:
+    return round(float(text)) if text else None
+
+
+@cache
+def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
+    """The rows of the table. Raises ArchsearchError naming the line that is broken."""
+    convert: dict[str, Callable[[str], Any]] = {
+        **dict.fromkeys(("target_params_b", "body_params_m", "trained_tokens", "temperature", "tau", "alpha_std"), _number),
+        **dict.fromkeys(("target_hidden_size", "layers", "hidden_size", "heads", "kv_heads", "draft_vocab", "gamma"), _whole),
+        "level": lambda text: {"yes": True, "no": False}[text],
+        "positions": lambda text: tuple(float(part) for part in text.split()),
+        "alpha": float,
+    }
+    names = [field.name for field in fields(Published)]
+    rows = []
+    with path.open(encoding="utf-8", newline="") as handle:
+        lines = [line for line in handle if not line.startswith("#")]
+    for row in csv.DictReader(lines):
+        try:
+            item = Published(**{name: convert.get(name, str)(row[name]) for name in names})
+            good = (
+                0.0 < item.alpha < 1.0
+                and item.family in DRAFTERS
+                and item.training in TRAININGS
+                and (not item.level or item.domain in DOMAINS)
+            )
+        except (KeyError, TypeError, ValueError):
+            good = False
+        if not good:
+            raise ArchsearchError(f"{path}: row {row.get('id')!r} is broken; columns are explained at the head of the file")
+        rows.append(item)
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A draft of this project that was trained and measured: alpha in a domain after so many tokens."""
+
+    domain: str
+    alpha: float
+    architecture: Architecture
+    tokens: float
+    target: str
+    source: str
+
+
+@cache
+def load_anchors(path: Path = ANCHORS_FILE) -> tuple[Architecture, tuple[Anchor, ...]]:
+    """The reference shape and the anchors."""
+    import yaml
+
+    data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    reference = Architecture(**data["reference"])
+    return reference, tuple(
+        Anchor(
+            row["domain"],
+            float(row["alpha"]),
+            reference.replace(**row["shape"]),
+            float(row["tokens"]),
+            row["target"],
+            row["source"],
+        )
+        for row in data["anchors"]
+    )
+
+
+def inputs_hash(paths: Iterable[Path] = (PUBLISHED_FILE, ANCHORS_FILE)) -> str:
+    """Which table and anchors a fit rests on."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
