@@ -7,6 +7,7 @@ again from 0.31 on. Here is which version is which, with the numbers, their std 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ Order = Literal["overlapped", "serial"]
 Drafter = Literal["draft_model", "feature_head"]
 MACHINE_STD: Final = 0.30
 """Relative std of host times between machines: they follow the speed of one CPU core."""
+BEYOND: Final = 2.0
+"""Factor on stds at batch sizes beyond the largest that was measured (assumed)."""
 
 COSTS: Final = (
     "round", "token", "sequence", "host_round", "host_token", "host_layer", "host_target_layer", "host_all_reduce",
@@ -63,8 +66,8 @@ class RoundCosts:
         return constant + slope * gamma
 
     def band(self, batch: int) -> float:
-        """Factor on the std of what a round adds: 1 at batch sizes that were measured, growing with the batch beyond them."""
-        return max(1.0, batch / self.largest_batch)
+        """Factor on the std of what a round adds: wider beyond the batch sizes that were measured."""
+        return 1.0 if batch <= self.largest_batch else BEYOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class PlainCosts:
     def at(self, batch: int) -> Estimate:
         """Seconds at `batch` sequences; the std grows beyond the batches that were measured."""
         value = self.step_s.value + self.sequence_s.value * batch
-        std = (self.step_s.std + self.sequence_s.std * batch) * max(1.0, batch / self.largest_batch)
+        std = math.hypot(self.step_s.std, self.sequence_s.std * batch) * (1.0 if batch <= self.largest_batch else BEYOND)
         return Estimate(value, std, "published")
 
 

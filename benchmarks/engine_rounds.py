@@ -4,10 +4,10 @@
     python benchmarks/engine_rounds.py --json --output benchmarks/results/2026-11-22-engine-rounds
     python benchmarks/engine_rounds.py --fit              # the constants of engine_rounds.yaml, fitted to all rows
 
-`data/engine_rounds.csv` holds the rows. A row is priced as a user would price it: shape, device, version class, batch, gamma; what
-its source says of tau is taken only for the speed-up. What a round adds is fitted to the other sources (`leave one source out`): wide
-beliefs first (BELIEFS, from reading the engines' code), then least squares of ln(predicted / measured). `today` is what archsearch
-0.2.0 said: kernels, one host term for each step, the draft on one device. Rows that are no rounds of a dense model on a GPU whose
+`data/engine_rounds.csv` holds the rows. A row is priced as a user would price it: shape, device, version class, batch, gamma;
+what its source says of tau is taken only for the speed-up. What a round adds is fitted to the other sources (`left one source
+out`): wide beliefs first (BELIEFS, from reading the engines' code), then least squares of ln(predicted / measured). `before` is
+what archsearch 0.2.0 said: kernels and one host term for each step. Rows that are no rounds of a dense model on a GPU whose
 kernels are known are left out by name.
 """
 
@@ -39,7 +39,7 @@ from archsearch.models.targets import resolve_target
 from archsearch.profiles import Profile, find_profile
 
 DATA: Final = Path(__file__).parent / "data" / "engine_rounds.csv"
-LEAST_RUNNING: Final = 0.8  # share of the requests sent that must have been in a step (Little's law) for the row to be of that batch
+LEAST_RUNNING: Final = 0.8  # share of the requests sent that must have been in a step (Little's law), or the batch was another
 CONTEXT: Final = {"random 1024/1024": 1536}  # tokens in the cache in mid-answer, where the data set says so
 USUAL_CONTEXT: Final = 400  # assumed of chat and code prompts: some hundreds in, some hundreds out
 SHARE: Final = 0.05  # std of ln(predicted / measured) of a row beyond what is fitted: kernels, another machine
@@ -181,7 +181,6 @@ def left_out(line: Mapping[str, str]) -> str:
 
 @cache
 def latency(device: str, dtype: str = "bfloat16") -> LatencyModel:
-    if device in ("h100-sxm5-94gb-hbm2e", "h100-pcie-80gb"): device = "h100-sxm5-80gb"
     return LatencyModel(Profile.load(find_profile(device)), dtype, "graph")
 
 
@@ -221,7 +220,7 @@ def version_of(klass: str) -> tuple[str, str]:
     return VERSIONS.get(klass) or VERSIONS[klass.partition("-")[0]]
 
 
-def today_s(row: Row) -> tuple[float, float]:
+def before_s(row: Row) -> tuple[float, float]:
     """(round, plain step) as 0.2.0 priced them: kernels, the draft's first pass of one token, the host's time once a step."""
     passes = passes_of(row, 1)
     engine = row.klass.partition("-")[0]
@@ -324,10 +323,10 @@ class Predicted:
     row: Row
     round_s: float
     scaled_s: float | None
-    today_s: float
+    before_s: float
     bound: str
     speedup: float | None
-    speedup_today: float | None
+    speedup_before: float | None
 
     @property
     def measured_speedup(self) -> float | None:
@@ -338,16 +337,14 @@ def scaled(passes: Passes, factor: float) -> Passes:
     def times(estimate: Estimate) -> Estimate:
         return Estimate(estimate.value * factor, estimate.std * factor, estimate.source)
 
-    return replace(
-        passes, verify_s=times(passes.verify_s), first_s=times(passes.first_s), later_s=times(passes.later_s)
-    )
+    return replace(passes, verify_s=times(passes.verify_s), first_s=times(passes.first_s), later_s=times(passes.later_s))
 
 
 def predict(row: Row, passes: Passes, costs: RoundCosts) -> Predicted:
     time = round_time(costs, passes)
     step = plain_s(row)
     at_pace = round_time(costs, scaled(passes, row.plain_s / step)).round_s.value if row.plain_s else None
-    before, before_step = today_s(row)
+    before, before_step = before_s(row)
     gain = row.tau * step / time.round_s.value if row.tau and row.plain_s else None
     gain_before = row.tau * before_step / before if row.tau and row.plain_s else None
     return Predicted(row, time.round_s.value, at_pace, before, str(time.bound), gain, gain_before)
@@ -371,10 +368,10 @@ def errors(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, floa
 def figures(found: Sequence[Predicted]) -> dict[str, Any]:
     return {
         "round": errors((item.round_s, item.row.round_s) for item in found),
-        "round_at_the_machine_s_pace": errors((item.scaled_s, item.row.round_s) for item in found),
-        "round_today": errors((item.today_s, item.row.round_s) for item in found),
+        "round_at_its_pace": errors((item.scaled_s, item.row.round_s) for item in found),
+        "round_before": errors((item.before_s, item.row.round_s) for item in found),
         "speedup": errors((item.speedup, item.measured_speedup) for item in found),
-        "speedup_today": errors((item.speedup_today, item.measured_speedup) for item in found),
+        "speedup_before": errors((item.speedup_before, item.measured_speedup) for item in found),
     }
 
 
@@ -383,7 +380,8 @@ def grouped(found: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
     for item in found:
         groups[f"source {item.row.source}"].append(item)
         groups[f"class {item.row.klass}"].append(item)
-        groups["batch 1" if item.row.batch == 1 else "batch 2 to 16" if item.row.batch <= 16 else "batch 32 and more"].append(item)
+        batch = item.row.batch
+        groups["batch 1" if batch == 1 else "batch 2 to 16" if batch <= 16 else "batch 32 and more"].append(item)
         groups[f"bound by the {item.bound}"].append(item)
     return {name: figures(items) for name, items in sorted(groups.items())}
 
@@ -409,11 +407,19 @@ def run(path: Path = DATA) -> dict[str, Any]:
         "shipped": figures(shipped),
         "fitted_to_all": {name: [round(v, 4), round(e, 4)] for name, (v, e) in fit(priced).items()},
         "predictions": [
-            {**asdict(item.row), "predicted_s": item.round_s, "scaled_s": item.scaled_s, "today_s": item.today_s, "bound": item.bound,
-             "speedup": item.speedup, "measured_speedup": item.measured_speedup, "speedup_today": item.speedup_today}
+            {
+                **asdict(item.row),
+                "predicted_s": item.round_s,
+                "at_its_pace_s": item.scaled_s,
+                "before_s": item.before_s,
+                "bound": item.bound,
+                "speedup": item.speedup,
+                "measured_speedup": item.measured_speedup,
+                "speedup_before": item.speedup_before,
+            }
             for item in held_out
         ],
-    }  # fmt: skip
+    }
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -431,10 +437,10 @@ def text(result: Mapping[str, Any]) -> str:
     for title in ("left_one_source_out", "shipped"):
         lines += ["", title.replace("_", " "), head]
         lines += [line(f"  {name.replace('_', ' ')}", found) for name, found in result[title].items()]
-    lines += ["", "left one source out, by group: round (today's beside it)", head]
+    lines += ["", "left one source out, by group: round (0.2.0's beside it)", head]
     for name, group in result["by_group"].items():
-        lines += [line(name[:58], group["round"]), line("      at the machine's pace", group["round_at_the_machine_s_pace"]),
-                  line("      today", group["round_today"]), line("      speed-up", group["speedup"])]  # fmt: skip
+        lines += [line(name[:58], group["round"]), line("      at its machine's pace", group["round_at_its_pace"]),
+                  line("      before", group["round_before"]), line("      speed-up", group["speedup"])]  # fmt: skip
     lines += ["", "fitted to all rows, ms ± std:"]
     lines += [f"  {name:16s} {value:7.3f} ± {error:.3f}" for name, (value, error) in result["fitted_to_all"].items()]
     return "\n".join(lines)
