@@ -216,6 +216,21 @@ class LatencyOfRounds:
             2 * draft.num_hidden_layers + 1 if sharded else 0,  # two a layer, one for the embedding
         )
 
+    def idle_s(self: Any, target: Architecture, draft: Architecture, workload: Workload) -> Estimate:
+        """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching and
+        waiting for that takes longer than a plain step."""
+        idle = self.idle_draft_s(draft, workload)
+        if self.rounds is None or not idle.value:
+            return idle
+        step = self.verify_s(target, workload, 0)
+        sharded = self.facts.draft_ranks(workload.tensor_parallel) > 1
+        layers = draft.num_hidden_layers
+        reduces = 2 * layers + 1 if sharded else 0
+        passes = Passes(step, idle, idle, 1, workload.batch_size, layers, target.num_hidden_layers, reduces)
+        time = round_time(self.rounds.costs, passes)
+        longer = time.round_s.value - self.decode_s(target, workload).value
+        return Estimate(max(idle.value, longer), time.round_s.std if time.bound == "host" else idle.std, idle.source)
+
     def free_layers(self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int) -> float | None:
         """Layers that a draft of this one's kernel times may have before the engine's host decides the round; None where no host
         is told apart."""

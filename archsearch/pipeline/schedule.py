@@ -85,7 +85,7 @@ def schedule_points(
 
 def speedup_when_off(scorer: Scorer, draft: Architecture) -> Estimate:
     """Speed-up of serving with the draft loaded and gamma 0: 1, or less where the engine runs the draft all the same."""
-    decode, idle = scorer.decode_s, scorer.latency.idle_draft_s(draft, scorer.workload)
+    decode, idle = scorer.decode_s, scorer.latency.idle_s(scorer.target, draft, scorer.workload)
     value = decode.value / (decode.value + idle.value)
     # An error of the idle pass d moves the ratio by d / (decode + idle), relative to it.
     return Estimate(value, value * idle.std / (decode.value + idle.value), weakest_source(decode.source, idle.source))

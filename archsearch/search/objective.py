@@ -52,8 +52,8 @@ class Latency(Protocol):
         """One round: gamma draft tokens, their verification (`verify_s`, where it is known already) and what the engine adds."""
         ...
 
-    def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
-        """What the draft costs in a round that drafts nothing; may be 0."""
+    def idle_s(self, target: Architecture, draft: Architecture, workload: Workload) -> Estimate:
+        """What the draft costs a step that drafts nothing; may be 0."""
         ...
 
 

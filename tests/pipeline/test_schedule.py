@@ -25,10 +25,10 @@ TAUS = {gamma: Estimate(tau(0.8, gamma), 0.02, "prior") for gamma in range(1, 9)
 
 @dataclass
 class Made(LatencyOfRounds):
-    """10 ms a target pass + `token_s` a token; 0.5 ms a draft pass; 1 ms a round; `idle_s` where nothing is drafted."""
+    """10 ms a target pass + `token_s` a token; 0.5 ms a draft pass; 1 ms a round; `idle_pass_s` where nothing is drafted."""
 
     token_s: float = 0.1e-3
-    idle_s: float = 0.0
+    idle_pass_s: float = 0.0
 
     def decode_s(self, target, workload):  # noqa: ANN001, ANN201
         return self.verify_s(target, workload, 0)
@@ -43,7 +43,7 @@ class Made(LatencyOfRounds):
         return Estimate(1e-3, 0.0, "measured")
 
     def idle_draft_s(self, draft, workload):  # noqa: ANN001, ANN201
-        return Estimate(self.idle_s, 0.1 * self.idle_s, "modelled")
+        return Estimate(self.idle_pass_s, 0.1 * self.idle_pass_s, "modelled")
 
 
 def points(latency: Made, batches: tuple[int, ...] = (256, 1, 16), device: str = "h100"):  # noqa: ANN201
@@ -63,17 +63,17 @@ def test_gamma_falls_with_the_batch_and_ends_at_zero() -> None:
 
 
 def test_an_idle_draft_makes_off_slower_than_no_draft() -> None:
-    off = points(Made(token_s=1e-3, idle_s=2e-3))[-1]
+    off = points(Made(token_s=1e-3, idle_pass_s=2e-3))[-1]
     alone = 10e-3 + 256e-3
     assert off.gamma == 0 and off.speedup.value == pytest.approx(alone / (alone + 2e-3)) and off.speedup.std > 0
     # Dear enough, it makes drafting the better way to lose.
-    assert points(Made(token_s=1e-3, idle_s=1.0))[-1].gamma > 0
+    assert points(Made(token_s=1e-3, idle_pass_s=1.0))[-1].gamma > 0
 
 
 def test_std_of_off_follows_the_idle_pass() -> None:
-    scorer = Scorer(TARGET, Workload(), Made(idle_s=2e-3), GivenAcceptance(0.8))
+    scorer = Scorer(TARGET, Workload(), Made(idle_pass_s=2e-3), GivenAcceptance(0.8))
     off, step = speedup_when_off(scorer, DRAFT), 1e-7
-    moved = speedup_when_off(scorer.with_latency(replace(Made(), idle_s=2e-3 + step)), DRAFT)
+    moved = speedup_when_off(scorer.with_latency(replace(Made(), idle_pass_s=2e-3 + step)), DRAFT)
     assert off.std == pytest.approx(abs(moved.value - off.value) / step * 0.2e-3, rel=1e-3)
 
 
