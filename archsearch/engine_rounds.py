@@ -59,11 +59,21 @@ class RoundCosts:
     first_tokens: tuple[int, int]
     largest_batch: int
     source: str
+    covariance: tuple[tuple[float, ...], ...] = ()  # of COSTS, s^2, where they were measured together; the machine is in it
 
     def first_pass_tokens(self, gamma: int) -> int:
         """Tokens per sequence that the draft's first pass of a round reads."""
         constant, slope = self.first_tokens
         return constant + slope * gamma
+
+    def std_of(self, **weights: float) -> float | None:
+        """Std of a weighted sum of COSTS that were measured together, whose errors cancel in part; None where they were not."""
+        if not self.covariance:
+            return None
+        chosen = [weights.get(name, 0.0) for name in COSTS]
+        rows = zip(chosen, self.covariance, strict=True)
+        square = sum(a * b * value for a, row in rows for b, value in zip(chosen, row, strict=True))
+        return math.sqrt(max(0.0, square))
 
     def band(self, batch: int) -> float:
         """Factor on the std of what a round adds: wider beyond the batch sizes that were measured."""
@@ -105,6 +115,7 @@ class EngineRounds:
     without_graphs: str = ""
     remedy: tuple[str, Mapping[str, str]] | None = None
     source: str = ""
+    measured: int = 0  # rounds of the profile that the costs were fitted to
 
     def label(self) -> str:
         """`vllm 0.33.0 (VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the draft`."""

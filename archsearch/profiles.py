@@ -29,9 +29,9 @@ from archsearch.paths import data_dir
 from archsearch.threads import DEFAULT, waiting_policy
 
 SCHEMA_VERSION: Final = 1
-WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest")
+WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest", "round")
 """Kinds of rows beside those of single ops (OP_KINDS). `engine`: what an engine adds to the passes of this profile; `pass`,
-`rest`: passes as an engine itself timed them, and what its steps take beside them."""
+`rest`: passes as an engine itself timed them, and what its steps take beside them; `round`: whole rounds in it, on a GPU."""
 
 DIFFERENCE_KINDS: Final = ("engine", "rest")
 """Kinds whose times are differences of timings: noise may take one below zero, and cutting it off there would bias the rest."""
@@ -229,6 +229,35 @@ class RestShape(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         return self._asdict()
+
+
+class RoundShape(NamedTuple):
+    """What a row of kind `round` is about: whole rounds of `batch` requests as `engine` of `version` with its switches `options`
+    ran them; gamma 0 (and no draft) is a plain step. `context`: tokens cached in mid-run."""
+
+    engine: str
+    version: str
+    options: tuple[tuple[str, str], ...]
+    target: Architecture
+    draft: Architecture | None
+    gamma: int
+    batch: int
+    context: int
+    tensor_parallel: int = 1
+
+    @classmethod
+    def of(cls, row: Measurement) -> RoundShape:
+        sizes = row.sizes()
+        draft = sizes["draft"]
+        models = {
+            "target": Architecture.from_dict(sizes["target"]),
+            "draft": None if draft is None else Architecture.from_dict(draft),
+        }
+        return cls(**sizes | models | {"options": tuple(sorted(sizes["options"].items()))})
+
+    def to_dict(self) -> dict[str, Any]:
+        models = {"target": self.target.to_dict(), "draft": None if self.draft is None else self.draft.to_dict()}
+        return self._asdict() | models | {"options": dict(self.options)}
 
 
 class EngineShape(NamedTuple):

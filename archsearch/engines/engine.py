@@ -6,8 +6,8 @@ never ratios: add first, divide last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -118,7 +118,8 @@ class EngineSettings:
     `concurrency`: most requests in flight; `max_len`: longest prompt + answer, in tokens; `threads`: of a CPU (None: the
     engine's choice); `python`: interpreter of the engine's own environment (None: the one `archsearch engine install` made);
     `timeout_s`: for one answer of a child process or server; `dummy_weights`: random weights for both models, whose folders then
-    need a config.json only; `server_url`, `baseline_url`: running servers, with the draft and without.
+    need a config.json only; `server_url`, `baseline_url`: running servers, with the draft and without; `environment`: variables
+    for a child process; `memory_share`: of a GPU's memory that it may take (None: the engine's choice).
     """
 
     dtype: str = "bfloat16"
@@ -133,6 +134,8 @@ class EngineSettings:
     dummy_weights: bool = False
     server_url: str | None = None
     baseline_url: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    memory_share: float | None = None
 
 
 @runtime_checkable

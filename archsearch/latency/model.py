@@ -45,9 +45,11 @@ from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.latency.composed import ComposedPass, Part, composable, constants, sync_waits
 from archsearch.latency.engine_passes import EnginePasses, known_engines
+from archsearch.latency.measured_rounds import with_measured_rounds
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.regression import Residual, nonnegative_fit
+from archsearch.latency.round_fit import RoundFit
 from archsearch.latency.rounds import LatencyOfRounds, plain_step
 from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
@@ -107,10 +109,12 @@ class LatencyModel(LatencyOfRounds):
             self._fit()
         self._engine = fit_overheads(profile.select("engine", dtype, mode))
         measured = self.engine_ is not None or any(name == engine for name, _ in self._engine)
-        if profile.device.get("kind") == "gpu" and engine is not None and not measured:
-            self.rounds = rounds or engine_rounds(engine)
         # Rows of what an engine adds to its passes hold the choice of tokens; without them a GPU's pass is charged with it.
         self._chooses = profile.device.get("kind") == "gpu" and not measured
+        self.round_fit_: RoundFit | None = None
+        if profile.device.get("kind") == "gpu" and engine is not None and not measured:
+            self.rounds = rounds or engine_rounds(engine)
+            self.rounds, self.round_fit_ = with_measured_rounds(self, profile)
 
     # -- what a pass is made of ------------------------------------------------------------------------------------------------
 
@@ -453,6 +457,8 @@ class LatencyModel(LatencyOfRounds):
             "pass": "composed" if self.composed_ else "fitted",
             "engines": {f"{name} (vocabulary {size})": costs.to_dict() for (name, size), costs in self._engine.items()},
         }
+        if self.round_fit_ is not None:
+            known["rounds"] = self.round_fit_.to_dict()
         if self.engine_ is not None:
             known["engine_passes"] = {"engine": self.engine, **self.engine_.summary()}
         if self.composed_ is not None:

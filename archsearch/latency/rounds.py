@@ -94,7 +94,24 @@ def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
     layers = passes.target_layers * costs.host_target_layer_s.value
     value = costs.host_round_s.value + layers + passes.gamma * token.value
     own = (costs.host_round_s.std, passes.target_layers * costs.host_target_layer_s.std, passes.gamma * token.std)
-    return Estimate(value, math.hypot(MACHINE_STD * value, *own), "published")
+    std = costs.std_of(**host_weights(costs, passes))
+    return Estimate(value, math.hypot(MACHINE_STD * value, *own) if std is None else std, _source(costs))
+
+
+def host_weights(costs: RoundCosts, passes: Passes) -> dict[str, float]:
+    """How often each cost of the host comes in a round."""
+    gamma, reduces = float(passes.gamma), 0 if costs.graph == "full" else passes.draft_all_reduces
+    return {
+        "host_round": 1.0,
+        "host_token": gamma,
+        "host_layer": gamma * passes.draft_layers,
+        "host_all_reduce": gamma * reduces,
+        "host_target_layer": float(passes.target_layers),
+    }
+
+
+def _source(costs: RoundCosts) -> str:
+    return "measured" if costs.covariance else "published"
 
 
 def launch_s(costs: RoundCosts, layers: int, all_reduces: int) -> Estimate:
@@ -130,8 +147,10 @@ def _extra(costs: RoundCosts, passes: Passes) -> Estimate:
     """What a round adds on the GPU's side: synchronisation, sampling, copies."""
     gamma, batch = passes.gamma, passes.batch
     value = costs.round_s.value + gamma * costs.token_s.value + batch * costs.sequence_s.value
-    std = math.hypot(costs.round_s.std, gamma * costs.token_s.std, batch * costs.sequence_s.std) * costs.band(batch)
-    return Estimate(value, std, "published")
+    std = costs.std_of(round=1.0, token=float(gamma), sequence=float(batch))
+    if std is None:
+        std = math.hypot(costs.round_s.std, gamma * costs.token_s.std, batch * costs.sequence_s.std)
+    return Estimate(value, std * costs.band(batch), _source(costs))
 
 
 def _overlapped(costs: RoundCosts, passes: Passes) -> RoundTime:

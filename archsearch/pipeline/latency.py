@@ -221,7 +221,9 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
 
 def _round_words(rounds: EngineRounds | None) -> str:
     """How the engine's version runs a round; "" where that plays no part."""
-    return f"; rounds of {rounds.label()} (published)" if rounds is not None else ""
+    if rounds is None:
+        return ""
+    return f"; rounds of {rounds.label()} ({f'{rounds.measured} measured here' if rounds.measured else 'published'})"
 
 
 def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:

@@ -13,8 +13,8 @@ from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.profile_check import check_profile
-from archsearch.pipeline.profile_engine import profile_engine
 from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest, drafts_for_check, sample_space
+from archsearch.pipeline.profile_rounds import profile_rounds
 from archsearch.profiles import Profile, current_stack, stack_key
 from archsearch.progress import ProgressLine
 from archsearch.workload import dtype_name
@@ -47,6 +47,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     sweeps: dict[str, dict[str, Any]] = {}
     learnt: dict[str, Any] = {}
     checks: dict[str, Any] = {}
+    rounds: dict[str, Any] = {}
     skipped: list[str] = []
     benches = {
         mode: cuda.open_bench(device, profile, mode=mode, dtype=dtype, allow_busy=request.allow_busy) for mode, dtype in plans
@@ -71,7 +72,9 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         for row in collectives.measure_all_reduces(collectives.measurable(wanted.all_reduces()), dtype, mode):
             profile.record(row)
         if request.engine and not engine_facts(request.engine_name).in_process and mode == "graph":
-            profile_engine(request, profile, device, drafts, dtype, mode)
+            for opened in benches.values():
+                opened.release()
+            rounds[f"{dtype} {mode}"] = profile_rounds(request, profile, device, dtype)
         name = f"{dtype} {mode}"
         sweeps[name] = {"new_rows": result.new_rows, "relative_std": result.relative_std, "stopped": result.stopped}
         try:
@@ -98,6 +101,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         "skipped": skipped,
         "models": learnt,
         "checks": checks,
+        "rounds": rounds,
         "known_error": profile.known_error,
         "provenance": profile.provenance,
     }

@@ -332,10 +332,10 @@ def transformers_rounds(day: Day, deadline: Deadline) -> dict[str, Any]:
 
 
 def engine(day: Day, deadline: Deadline) -> dict[str, Any]:
-    """What an engine of its own adds, run itself with random drafts, into the day's profile."""
+    """Rounds of an engine itself with random drafts, into the day's profile."""
     from archsearch.models.targets import resolve_target
-    from archsearch.pipeline.profile_engine import check_engine_request, profile_engine
-    from archsearch.pipeline.profile_request import sample_space
+    from archsearch.pipeline.profile_engine import check_engine_request
+    from archsearch.pipeline.profile_rounds import profile_rounds
 
     assert day.engine is not None
     name, target = day.target
@@ -351,7 +351,6 @@ def engine(day: Day, deadline: Deadline) -> dict[str, Any]:
     check_engine_request(request)
     day.forget_benches()  # the engine takes what memory is left
     found = Profile.open(day.profile_folder, day.device.to_dict(), current_stack())
-    shapes = sample_space(day.sizes.space, target, 400)
     before = set(found.rows)
-    new = profile_engine(request, found, day.device, shapes, day.dtype, "graph")
-    return {"new_rows": new, "rows": [row_dict(row) for key, row in found.rows.items() if key not in before]}
+    told = profile_rounds(request, found, day.device, day.dtype, budget_s=deadline.left_s)
+    return told | {"rows": [row_dict(row) for key, row in found.rows.items() if key not in before]}

@@ -16,14 +16,17 @@ import yaml
 
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import load_device
-from archsearch.pipeline import ProfileRequest, choose_latency, profile_device
+from archsearch.models.targets import TargetRef
+from archsearch.pipeline import ProfileRequest, choose_latency, profile_device, profile_rounds
 from archsearch.pipeline import profile as pipeline_profile
-from archsearch.profiles import Profile
+from archsearch.profiles import Profile, RoundShape
 from archsearch.profiling import cuda
 from archsearch.profiling import gpu_sweep as selection
 from archsearch.profiling.cuda import CudaBench
+from archsearch.report.terminal.profile import profile_text
 from archsearch.search.space import SearchSpace
 from archsearch.workload import Workload, WorkloadRequest
+from tests.doubles.lawful_engine import Clock, LawfulEngine
 from tests.doubles.world import SPACE as TINY_SPACE
 from tests.doubles.world import TINY
 
@@ -115,6 +118,38 @@ def test_the_same_command_continues_and_imported_tables_stay(stand_in: Path) -> 
     Profile(load_device("h200").to_dict(), {}, provenance={"package": "tables"}, folder=folder).save_header()
     with pytest.raises(ArchsearchError, match="holds imported tables; pass another --output"):
         profile_device(request(output=folder))
+
+
+def test_rounds_of_an_engine_are_measured_in_it(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`profile --engine vllm`: rounds under both runners go into the profile; the same command does not measure them again."""
+    clock, folders, seen = Clock(), {}, []
+
+    def seconds(draft: Any, gamma: int) -> float:
+        return 5e-3 if draft is None else 6e-3 + gamma * (4e-4 + 2e-4 * draft.num_hidden_layers)
+
+    def make(name: str, settings: Any) -> LawfulEngine:
+        seen.append((name, dict(settings.environment), settings.dummy_weights, settings.mode))
+        return LawfulEngine(seconds, clock, folders)
+
+    def write(arch: Any, folder: Path) -> Path:
+        folders[folder] = arch
+        return folder
+
+    monkeypatch.setattr(profile_rounds, "make_engine", make)
+    monkeypatch.setattr(profile_rounds, "write_shape", write)
+    monkeypatch.setattr(pipeline_profile, "check_engine_request", lambda request: None)
+    target = TargetRef("tiny", TINY)
+    asked = {"modes": ("graph",), "budget_s": 1.0, "check": 0, "engine": True, "engine_name": "vllm", "target_ref": target}
+    result = profile_device(request(**asked))
+    told = result["rounds"]["bfloat16 graph"]
+    assert told["new_rows"] + len(told["left"]) == 14 and not told["failed"]
+    assert {environment.get("VLLM_USE_V2_MODEL_RUNNER") for _, environment, *_ in seen} == {None, "0", "1"}
+    assert all(dummy and mode == "graph" for *_, dummy, mode in seen)
+    rows = Profile.load(Path(result["folder"])).select("round", "bfloat16", "graph")
+    assert len(rows) == told["new_rows"] and {dict(RoundShape.of(row).options)["async_scheduling"] for row in rows} == {"0"}
+    assert f"{len(rows)} rounds measured in the engine" in profile_text(result)
+    again = profile_device(request(**asked))["rounds"]["bfloat16 graph"]
+    assert again["new_rows"] == 14 - len(rows)
 
 
 def test_points_that_do_not_fit_are_listed(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ class ChildEngine:
 
         The hub is off limits when all models are folders, so a start does not wait for a network that is not there.
         """
-        env = dict(self.environment)
+        env = {**self.environment, **self.settings.environment}
         if self.settings.threads is not None:
             env["OMP_NUM_THREADS"] = str(self.settings.threads)
         if all(Path(source).is_dir() for source in sources):

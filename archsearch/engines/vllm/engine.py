@@ -46,7 +46,8 @@ class VllmEngine(ChildEngine):
 
     def request(self) -> dict[str, Any]:
         settings = self.settings
-        return {"mode": settings.mode, "tensor_parallel": settings.tensor_parallel, "device": settings.device}
+        asked = {"mode": settings.mode, "tensor_parallel": settings.tensor_parallel, "device": settings.device}
+        return asked | ({} if settings.memory_share is None else {"memory_share": settings.memory_share})
 
     def told(self, what: str, answer: Mapping[str, Any]) -> None:
         if what == "generate":

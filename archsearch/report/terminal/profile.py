@@ -44,7 +44,25 @@ def gpu_lines(result: dict[str, Any]) -> list[str]:
         )
     for point in result["skipped"]:
         lines.append(f"Skipped, out of memory: {point}")
+    for name, measured in result.get("rounds", {}).items():
+        lines.append(f"{name}: {measured['new_rows']} rounds measured in the engine.")
+        if measured["left"]:
+            lines.append(f"Left for want of time (the same command goes on): {'; '.join(measured['left'])}")
+        lines += [f"Not measured: {case}: {words}" for case, words in measured["failed"].items()]
     return lines
+
+
+def rounds_words(fitted: dict[str, Any]) -> str:
+    """What the rounds of an engine told: costs in ms, those that no row told about in brackets."""
+    words = []
+    for name, cost in fitted["costs"].items():
+        if cost["value"] or cost["std"]:
+            told = f"{name.replace('_', ' ')} {1e3 * cost['value']:.2f} ± {1e3 * cost['std']:.2f}"
+            words.append(told if name in fitted["identified"] else f"({told})")
+    return (
+        f"rounds of class {fitted['class']}, {fitted['rows']} measured, median error of the law "
+        f"{fitted['median_absolute_error']:.1%}; ms, not told apart in brackets: {', '.join(words)}."
+    )
 
 
 def profile_text(result: dict[str, Any]) -> str:
@@ -71,6 +89,9 @@ def profile_text(result: dict[str, Any]) -> str:
                     f"it takes {1e3 * rest.get('plain_s', 0):.2f} ms a plain step, {1e3 * rest.get('round_s', 0):.2f} ms a round "
                     f"and {1e3 * rest.get('token_s', 0):.2f} ms a draft token (measured)."
                 )
+            fitted = learnt.get("rounds")
+            if fitted:
+                lines.append(f"{dtype}: {rounds_words(fitted)}")
             for engine, parts in learnt["engines"].items():
                 lines.append(
                     f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token, "

@@ -69,6 +69,8 @@ class Worker:
         limits: dict[str, Any] = {}
         if int(ask["concurrency"]) * (self.gamma + 2) > 2048:  # vLLM's smallest default must hold one round of every request
             limits["max_num_batched_tokens"] = max(8192, int(ask["concurrency"]) * (self.gamma + 2))
+        if ask.get("memory_share"):
+            limits["gpu_memory_utilization"] = float(ask["memory_share"])
         self.llm = LLM(
             model=ask["target"],
             skip_tokenizer_init=True,

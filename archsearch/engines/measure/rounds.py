@@ -1,0 +1,164 @@
+"""Whole rounds of an engine on a GPU, timed by running it: random drafts of a few depths, a short and a long gamma.
+
+What the host of an engine needs per layer shows where drafts are deep and gamma is long, what it adds to the GPU's side where
+both are small, so a handful of cases tells all terms of a round. Each start of an engine takes a minute; the plan puts first what
+tells most, and ends before the budget does.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.engines.engine import Engine, EnginePrompt, Sampling
+from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.profiles import Measurement, RoundShape, freeze_shape
+from archsearch.progress import Progress, silent
+
+LAYERS: Final = (24, 2, 8)
+GAMMAS: Final = (6, 1)
+WIDTH: Final = 1024
+RATE: Final = 0.7  # synthetic acceptance of each draft token, given those before
+MOST_TIMES: Final = 200
+BUDGET_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class RoundCase:
+    """One start of the engine: its switches, a draft (None: the target alone) and gamma."""
+
+    options: tuple[tuple[str, str], ...]
+    draft: Architecture | None
+    gamma: int
+
+    def label(self) -> str:
+        what = "target alone" if self.draft is None else f"{self.draft.num_hidden_layers} layers, gamma {self.gamma}"
+        switches = ", ".join(f"{name}={value}" for name, value in self.options)
+        return f"{what}{f' ({switches})' if switches else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRequest:
+    """What is to be measured.
+
+    `target`: what the engine loads, of `architecture`; `folder_of`: a draft's folder; `engine`: one with these switches, not
+    started. `variants`: switches of the engine, the usual ones first. `recorded`: switches that every row names beside its own.
+    `known`: shapes (`Measurement.shape`) that were measured before. `context`: tokens in the cache in mid-run; `tokens`: written
+    per request.
+    """
+
+    target: Any
+    architecture: Architecture
+    engine: Callable[[Mapping[str, str]], Engine]
+    folder_of: Callable[[Architecture], Path]
+    dtype: str
+    mode: str
+    variants: Sequence[Mapping[str, str]] = ({},)
+    recorded: Mapping[str, str] = field(default_factory=dict)
+    tensor_parallel: int = 1
+    context: int = 512
+    tokens: int = 96
+    repeats: int = 2
+    budget_s: float = BUDGET_S
+    known: frozenset[Any] = frozenset()
+
+
+@dataclass(frozen=True)
+class RoundsMeasured:
+    """`rows`: those that are new; `left`: cases that the budget did not reach; `failed`: by case, what the engine said."""
+
+    rows: tuple[Measurement, ...]
+    left: tuple[str, ...]
+    failed: Mapping[str, str]
+
+
+def round_drafts(target: Architecture) -> list[Architecture]:
+    """Drafts of LAYERS depths and one width with the target's vocabulary, that shard over up to 8 devices."""
+    return [Architecture(WIDTH, 2816, layers, 8, 8, 128, target.vocab_size) for layers in LAYERS]
+
+
+def plan(drafts: Sequence[Architecture], variants: Sequence[Mapping[str, str]]) -> list[RoundCase]:
+    """Cases, those first that tell most: of each variant the target alone and the corners, then what lies between."""
+    deep, shallow, middle = drafts
+    long, short = GAMMAS
+    corners = [(None, 0), (deep, long), (shallow, long), (deep, short)]
+    between = [(middle, long), (shallow, short), (middle, short)]
+    options = [tuple(sorted(variant.items())) for variant in variants]
+    return [RoundCase(switches, *case) for cases in (corners, between) for switches in options for case in cases]
+
+
+def measure_rounds(
+    asked: RoundRequest,
+    *,
+    record: Callable[[Measurement], None] = lambda row: None,
+    progress: Progress = silent,
+    clock: Callable[[], float] = time.monotonic,
+) -> RoundsMeasured:
+    """Rows of kind `round`, each given to `record` as soon as it is there. Cases that the engine cannot run are told.
+
+    Raises RunFailed where it could run none.
+    """
+    cases = plan(round_drafts(asked.architecture), asked.variants)
+    start, longest = clock(), 0.0
+    rows: list[Measurement] = []
+    failed: dict[str, str] = {}
+    left: list[str] = []
+    version = ""
+    for number, case in enumerate(cases):
+        spent = clock() - start
+        if spent + longest > asked.budget_s:
+            left.append(case.label())
+            continue
+        progress(case.label(), number, len(cases))
+        try:
+            engine = asked.engine(dict(case.options))
+            version = version or engine.version
+            if freeze_shape(_shape(asked, case, engine.name, version).to_dict()) in asked.known:
+                continue
+            row = _run(asked, case, engine, version)
+        except ArchsearchError as error:  # this version, these switches or this memory cannot do it: others may
+            failed[case.label()] = str(error)
+            continue
+        finally:
+            longest = max(longest, clock() - start - spent)
+        record(row)
+        rows.append(row)
+    if failed and not rows and not asked.known:
+        raise RunFailed(f"no round could be measured: {next(iter(failed.values()))}")
+    return RoundsMeasured(tuple(rows), tuple(left), failed)
+
+
+def _shape(asked: RoundRequest, case: RoundCase, engine: str, version: str) -> RoundShape:
+    options = tuple(sorted({**asked.recorded, **dict(case.options)}.items()))
+    context, ranks = asked.context, asked.tensor_parallel
+    return RoundShape(engine, version, options, asked.architecture, case.draft, case.gamma, 1, context, ranks)
+
+
+def _run(asked: RoundRequest, case: RoundCase, engine: Engine, version: str) -> Measurement:
+    """The row of one case: seconds of its whole rounds (or plain steps), a warm-up apart."""
+    options: dict[str, Any] = {}
+    if case.draft is not None and engine.synthesises:
+        options["synthetic"] = tuple(RATE ** (position + 1) for position in range(case.gamma))
+    rng = random.Random(0)
+    length = max(8, asked.context - asked.tokens // 2)
+    most = min(1000, asked.architecture.vocab_size)
+    prompt = EnginePrompt("round", tuple(rng.randrange(most) for _ in range(length)))
+    times: list[float] = []
+    engine.start(asked.target, None if case.draft is None else asked.folder_of(case.draft), case.gamma, **options)
+    try:
+        engine.generate([prompt], Sampling(max_new_tokens=min(asked.tokens, 16 + case.gamma), ignore_end=True))
+        for _ in range(asked.repeats):
+            result = engine.generate([prompt], Sampling(max_new_tokens=asked.tokens, ignore_end=True))[0]
+            times += result.gaps_s[: max(1, result.rounds - 1)] if case.gamma else result.gaps_s
+    finally:
+        engine.stop()
+    if not times:
+        raise RunFailed(f"{engine.name} handed over no tokens in {case.label()}")
+    step = -(-len(times) // MOST_TIMES)
+    shape = _shape(asked, case, engine.name, version)
+    return Measurement("round", freeze_shape(shape.to_dict()), asked.dtype, asked.mode, "warm", tuple(times[::step]))

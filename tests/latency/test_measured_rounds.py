@@ -1,0 +1,98 @@
+"""Rounds that a profile holds change what a search on that GPU is told: those of the class that is asked for, or its launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.catalogue import load
+from archsearch.engine_rounds import engine_rounds
+from archsearch.engines.measure.rounds import round_drafts
+from archsearch.estimate import Estimate
+from archsearch.hardware.device import load_device
+from archsearch.latency.measured_rounds import rounds_of_row, with_measured_rounds
+from archsearch.latency.roofline import RooflineLatency
+from archsearch.latency.rounds import round_time
+from archsearch.pipeline.profile_rounds import variants
+from archsearch.profiles import Measurement, Profile, RoundShape, freeze_shape
+from archsearch.workload import Workload
+
+TARGET = load("llama-3.1-8b").architecture
+DRAFTS = round_drafts(TARGET)
+CONTEXT = 512
+PIECEWISE = (("VLLM_USE_V2_MODEL_RUNNER", "0"), ("async_scheduling", "0"))
+
+
+def latency(version: str, options: dict[str, str] | None = None) -> RooflineLatency:
+    return RooflineLatency(load_device("h200"), "bfloat16", "graph", "vllm", engine_rounds("vllm", version, options))
+
+
+def shape(draft: Architecture | None, gamma: int, version: str, options: Any = PIECEWISE) -> RoundShape:
+    return RoundShape("vllm", version, options, TARGET, draft, gamma, 1, CONTEXT)
+
+
+def profile_of(version: str, options: Any, **changes: float) -> Profile:
+    """Rounds of a machine whose costs, in ms, are `changes`."""
+    found = Profile({"kind": "gpu"}, {})
+    model = latency(version, dict(options))
+    assert model.rounds is not None
+    truth = replace(model.rounds.costs, **{f"{name}_s": Estimate(1e-3 * v, 0.0, "measured") for name, v in changes.items()})
+    work = Workload(1, CONTEXT, 1, "bfloat16", "graph")
+    for draft in DRAFTS:
+        for gamma in (1, 6):
+            passes = model.round_passes(TARGET, draft, work, gamma, model.verify_s(TARGET, work, gamma))
+            seconds = round_time(truth, passes).round_s.value
+            times = tuple(seconds * factor for factor in (0.998, 0.999, 1.0, 1.001, 1.002))
+            row = freeze_shape(shape(draft, gamma, version, options).to_dict())
+            found.record(Measurement("round", row, "bfloat16", "graph", "warm", times))
+    seconds = model.decode_s(TARGET, work).value
+    plain = freeze_shape(shape(None, 0, version, options).to_dict())
+    found.record(Measurement("round", plain, "bfloat16", "graph", "warm", (seconds,)))
+    return found
+
+
+def test_rounds_of_the_same_class_are_taken_whatever_the_version() -> None:
+    profile = profile_of("0.32.0", PIECEWISE, host_round=3.0, host_layer=0.2, round=1.0)
+    model = latency("0.33.0", dict(PIECEWISE))
+    rounds, fit = with_measured_rounds(model, profile)
+    assert rounds is not None and fit is not None and rounds.measured == 6 and rounds.version == "0.33.0"
+    assert 1e3 * rounds.costs.host_layer_s.value == pytest.approx(0.2, rel=0.1)
+    assert rounds.costs.host_layer_s.source == "measured" and max(map(abs, fit.errors)) < 0.03
+
+
+def test_another_class_lends_what_launching_a_layer_takes_where_it_launches_alike() -> None:
+    profile = profile_of("0.32.0", PIECEWISE, host_layer=0.2)
+    alike = latency("0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"})  # asynchronous, graphs as measured
+    rounds, fit = with_measured_rounds(alike, profile)
+    assert rounds is not None and fit is not None and not rounds.measured and alike.rounds is not None
+    assert 1e3 * rounds.costs.host_layer_s.value == pytest.approx(0.2, rel=0.1)
+    assert rounds.costs.round_s == alike.rounds.costs.round_s
+    other = latency("0.33.0")  # the second runner has no graphs: nothing was measured of that
+    assert with_measured_rounds(other, profile) == (other.rounds, None)
+
+
+def test_without_rows_nothing_changes() -> None:
+    model = latency("0.33.0")
+    assert with_measured_rounds(model, Profile({"kind": "gpu"}, {})) == (model.rounds, None)
+    model.rounds = None
+    assert with_measured_rounds(model, Profile({"kind": "gpu"}, {})) == (None, None)
+    only_steps = Profile({"kind": "gpu"}, {})
+    only_steps.record(
+        Measurement("round", freeze_shape(shape(None, 0, "0.32.0").to_dict()), "bfloat16", "graph", "warm", (6e-3,))
+    )
+    model = latency("0.33.0", dict(PIECEWISE))
+    assert with_measured_rounds(model, only_steps) == (model.rounds, None)
+
+
+def test_rows_of_versions_that_nobody_knows_are_left_out() -> None:
+    assert rounds_of_row(shape(DRAFTS[0], 6, "0.14.1")) is None  # no independent drafts in that one
+    known = rounds_of_row(shape(DRAFTS[0], 6, "0.32.0+cu129"))
+    assert known is not None and known.costs.graph == "piecewise"
+
+
+@pytest.mark.parametrize("version, runners", [("0.20.0", [None]), ("0.30.0", [None]), ("0.33.0", ["1", "0"]), ("0.14.0", [None])])
+def test_both_runners_are_measured_where_they_differ(version: str, runners: list[str | None]) -> None:
+    assert [found.get("VLLM_USE_V2_MODEL_RUNNER") for found in variants("vllm", version)] == runners
