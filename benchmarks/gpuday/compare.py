@@ -11,19 +11,22 @@ from typing import Any, Protocol
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention
+from archsearch.engine_rounds import EngineRounds, round_costs
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
+from archsearch.latency.measured_rounds import rounds_of_row
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.ops import op_of
 from archsearch.latency.roofline import RELATIVE_STD, RooflineLatency
-from archsearch.profiles import Profile, list_profiles
+from archsearch.profiles import ForwardShape, Profile, RoundShape, list_profiles
 from archsearch.profiling.cycles import round_law
+from archsearch.workload import Workload
 from gpuday.runner import data_of
 
 
 class Passes(Protocol):
-    """What prices a pass: a LatencyModel or a RooflineLatency."""
+    """What prices a pass, with the choice of the next tokens where the device makes it: a LatencyModel or a RooflineLatency."""
 
     def forward_s(
         self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False
@@ -47,15 +50,24 @@ class Case:
         return self.predicted_s / self.measured_s - 1.0
 
 
-def shipped_models(device: Device, dtype: str) -> tuple[str, dict[str, Passes]]:
-    """The composed models of a device in both modes where imported tables of it ship, else rooflines; which it is, in words."""
+def shipped_models(
+    device: Device,
+    dtype: str,
+    engine: str | None = None,
+    rounds: EngineRounds | None = None,
+    modes: Sequence[str] = ("graph", "eager"),
+) -> tuple[str, dict[str, Any]]:
+    """The composed models of a device where imported tables of it ship, else rooflines; which it is, in words.
+
+    `engine`, `rounds`: whose rounds they price.
+    """
     for folder in list_profiles():
         if folder.parent.name != device.key:
             continue
         profile = Profile.load(folder)
         if profile.imported:
-            return profile.origin, {mode: LatencyModel(profile, dtype, mode) for mode in ("graph", "eager")}
-    return "roofline of its datasheet", {mode: RooflineLatency(device, dtype, mode) for mode in ("graph", "eager")}
+            return profile.origin, {mode: LatencyModel(profile, dtype, mode, engine, rounds) for mode in modes}
+    return "roofline of its datasheet", {mode: RooflineLatency(device, dtype, mode, engine, rounds) for mode in modes}
 
 
 def fitted_models(folder: Path, dtype: str) -> dict[str, Passes]:
@@ -96,6 +108,14 @@ def op_cases(profile: Profile, dtype: str, model: Passes, by: str) -> list[Case]
     return found
 
 
+def pass_s(model: Passes, shape: ForwardShape, cold: bool) -> Estimate:
+    """A pass that ends with the logits, as it was measured."""
+    if isinstance(model, LatencyModel):
+        return model.measured_pass_s(shape, cold)
+    arch, batch, tokens, context = shape
+    return model.forward_s(arch, batch=batch, tokens=tokens, context=context, cold=cold)
+
+
 def layer_s(model: Passes, arch: Architecture, *, batch: int, tokens: int, context: int) -> Estimate:
     """One layer of a stack, as the difference between a stack and one twice as deep."""
     deep = arch.replace(num_hidden_layers=2 * arch.num_hidden_layers)
@@ -116,7 +136,7 @@ def paper_cases(data: dict[str, Any], model: Passes, by: str) -> list[Case]:
         else:
             verifies = " over " in row["what"]
             group = f"paper: {'shard of the target' if verifies else 'draft token'}, {mode}"
-            predicted = model.forward_s(arch, **size, cold=cold)
+            predicted = pass_s(model, ForwardShape(arch, **size), cold)
         name = f"{row['what']}, {row['layers']} layers, {size['tokens']} tokens, {row['cache']}"
         found.append(Case(group, name, by, row["median_s"], predicted.value, predicted.std))
     return found
@@ -140,7 +160,10 @@ def cycle_cases(data: dict[str, Any], models: dict[str, Passes], by: str) -> lis
         name = f"{row['draft']} draft, gamma {row['gamma']}"
         if "graph" in models:
             for part, tokens in (("decode", 1), ("verify", row["gamma"] + 1)):
-                predicted = models["graph"].forward_s(target, tokens=tokens, context=data["context"])
+                if part == "decode":  # no token is chosen in it
+                    predicted = pass_s(models["graph"], ForwardShape(target, 1, 1, data["context"]), False)
+                else:
+                    predicted = models["graph"].forward_s(target, tokens=tokens, context=data["context"])
                 measured = row["parts"][part]["median_s"]
                 found.append(Case(f"target: {part}, graph", name, by, measured, predicted.value, predicted.std))
             predicted = round_estimate(models["graph"], data, row)
@@ -164,6 +187,35 @@ def transformers_cases(data: dict[str, Any], models: dict[str, Passes], by: str)
             group, name = "plain token: transformers (passes alone)", "target alone"
         found.append(Case(group, name, by, row["median_s"], predicted.value, predicted.std))
     return found
+
+
+def engine_cases(profile: Profile, device: Device, dtype: str, by: str) -> list[Case]:
+    """Rounds that an engine itself ran, against the shipped passes with the published terms of its version."""
+    found: list[Case] = []
+    models: dict[str, LatencyModel | RooflineLatency] = {}
+    for row in profile.select("round", dtype, "graph"):
+        shape = RoundShape.of(row)
+        rounds = rounds_of_row(shape)
+        if rounds is None:
+            continue
+        if rounds.costs.name not in models:
+            models[rounds.costs.name] = shipped_models(device, dtype, shape.engine, rounds, ("graph",))[1]["graph"]
+        model = models[rounds.costs.name]
+        work = Workload(shape.batch, shape.context, shape.tensor_parallel, dtype, "graph")
+        if shape.draft is None:
+            predicted, name = model.decode_s(shape.target, work), "target alone"
+        else:
+            predicted = model.round(shape.target, shape.draft, work, shape.gamma).round_s
+            name = f"{shape.draft.num_hidden_layers} layers, gamma {shape.gamma}"
+        group = f"engine: {shape.engine} {shape.version}, {rounds.costs.name}"
+        found.append(Case(group, name, by, row.median_s, predicted.value, predicted.std))
+    return found
+
+
+def published_launches() -> dict[str, float]:
+    """Seconds of host time per layer as published or fitted to what others published, by class."""
+    names = ("transformers", "vllm-none-sync", "vllm-piecewise-sync")
+    return {name: round_costs(name).host_layer_s.value for name in names}
 
 
 def law_cases(data: dict[str, Any]) -> list[Case]:
@@ -231,7 +283,8 @@ def compare(folder: Path) -> dict[str, Any]:
     by, own = "roofline" if isinstance(shipped["graph"], RooflineLatency) else "composed", "this day's profile"
     cases: list[Case] = []
     if (folder / "profile" / "profile.json").is_file():
-        cases += op_cases(Profile.load(folder / "profile"), dtype, shipped["graph"], by)
+        measured = Profile.load(folder / "profile")
+        cases += op_cases(measured, dtype, shipped["graph"], by) + engine_cases(measured, device, dtype, by)
     for mode in ("graph", "eager"):
         cases += check_cases(data_of(folder, f"profile-{mode}"))
         data = data_of(folder, f"paper-{mode}")
@@ -250,6 +303,7 @@ def compare(folder: Path) -> dict[str, Any]:
         "prediction": words,
         "groups": groups(cases),
         "launch": data_of(folder, "host").get("lines", {}),
+        "published_layer_s": published_launches(),
         "cases": [asdict(case) | {"error": case.error} for case in cases],
     }
 
@@ -276,4 +330,6 @@ def text(result: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> str:
             f"  {style:<14} {1e3 * line['pass_s']:.3f} ms + {1e3 * line['layer_s']:.3f} ms a layer"
             for style, line in result["launch"].items()
         ]
+        told = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in result["published_layer_s"].items())
+        lines.append(f"  published, ms a layer: {told}")
     return "\n".join(lines)

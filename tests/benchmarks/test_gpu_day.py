@@ -18,13 +18,15 @@ import gpu_day
 import paper_llama65b
 from archsearch.architecture.catalogue import load
 from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.hardware.device import load_device
-from archsearch.profiles import Profile
+from archsearch.latency.roofline import RooflineLatency
+from archsearch.profiles import Measurement, Profile, RoundShape, freeze_shape
 from archsearch.profiling import cuda
-from archsearch.workload import DTYPE_BYTES
+from archsearch.workload import DTYPE_BYTES, Workload
 from gpuday import compare, day, rehearsal, runner, steps
 from gpuday.compare import Case
 from gpuday.day import Day
@@ -254,6 +256,23 @@ def test_rounds_layers_and_laws_are_put_together_as_they_run() -> None:
     told = {key: {name: {"median_s": seconds} for name, seconds in values.items()} for key, values in measured.items()}
     cases = compare.law_cases({"rows": [{**row, **told}]})
     assert [case.predicted_s for case in cases] == pytest.approx([7.0, 7.0, 9.1, 14.0, 7.0])
+
+
+def test_rounds_of_an_engine_are_compared_with_what_is_published() -> None:
+    """A row exactly as the roofline and the published terms say has no error."""
+    device = replace(load_device("h200"), key="nobody-s")
+    target, draft = load("llama-3.1-8b").architecture, load("llama-3.2-1b").architecture
+    rounds = engine_rounds("vllm", "0.20.0")
+    model, work = RooflineLatency(device, "bfloat16", "graph", "vllm", rounds), Workload(1, 512, 1, "bfloat16", "graph")
+    profile = Profile({"kind": "gpu"}, {})
+    for drafter, gamma in ((None, 0), (draft, 4)):
+        seconds = model.round(target, draft, work, 4).round_s if gamma else model.decode_s(target, work)
+        shape = RoundShape("vllm", "0.20.1", (), target, drafter, gamma, 1, 512)
+        profile.record(Measurement("round", freeze_shape(shape.to_dict()), "bfloat16", "graph", "warm", (seconds.value,)))
+    cases = compare.engine_cases(profile, device, "bfloat16", "roofline")
+    assert [case.name for case in cases] == ["target alone", "16 layers, gamma 4"]
+    assert all(case.group == "engine: vllm 0.20.1, vllm-none-sync" and abs(case.error) < 1e-9 for case in cases)
+    assert compare.published_launches()["transformers"] > compare.published_launches()["vllm-piecewise-sync"]
 
 
 def test_groups_tell_median_worst_and_coverage() -> None:
