@@ -50,12 +50,17 @@ from archsearch.speedup import alpha_from_tau, drifting_positions, logit, tau_fr
 # A tuned draft whose training tokens no one printed: some 100k to 1M dialogues.
 UNKNOWN_TOKENS: Final = 3e8
 UNKNOWN_TEMPERATURE: Final = 0.5
+# An independent draft whose shape no one printed is taken as the table's off-the-shelf drafts are for their size: width goes with
+# this power of the body's share of the target's, layers with the fourth root of the body, 12 at 100M.
+USUAL_WIDTH_POWER: Final = 0.37
+USUAL_LAYERS: Final = 12
 # What a printed tau or rate is rounded and sampled to, logit.
 READING_STD: Final = 0.03
 
 
 def row_terms(row: Published) -> dict[str, float]:
-    """The regressors of a row of the table, as `shape_terms` gives them of a shape; what a source does not say is at its zero."""
+    """The regressors of a row of the table, as `shape_terms` gives them of a shape. What a source does not say is at its zero,
+    but for width and depth of an independent draft, which are as usual for its size."""
     terms = {"intercept": 1.0, **domain_terms(row.domain)}
     terms["temperature"] = UNKNOWN_TEMPERATURE if row.temperature is None else row.temperature
     terms |= training_terms(row.training, row.trained_tokens or UNKNOWN_TOKENS)
@@ -65,6 +70,11 @@ def row_terms(row: Published) -> dict[str, float]:
         return terms | {"sees_target": 1.0, f"drafter {row.family}": 1.0}
     if row.body_params_m and row.target_params_b:
         terms |= size_terms(row.body_params_m * 1e6, row.target_params_b * 1e9)
+        share = min(row.body_params_m / (1e3 * row.target_params_b), 1.0)
+        if not row.layers:
+            terms |= depth_terms(round(USUAL_LAYERS * (row.body_params_m / 100) ** 0.25), row.family)
+        if not row.hidden_size:
+            terms |= width_terms(share**USUAL_WIDTH_POWER, 1.0)
     if row.hidden_size and row.target_hidden_size:
         terms |= width_terms(row.hidden_size, row.target_hidden_size)
     if row.heads and row.kv_heads:

@@ -137,7 +137,7 @@ def size_terms(body: float, target_body: float) -> dict[str, float]:
     return {"size": math.log10(ratio / REFERENCE_RATIO), "target_size": math.log10(target_body / REFERENCE_TARGET)}
 
 
-def width_terms(hidden: int, target_hidden: int) -> dict[str, float]:
+def width_terms(hidden: float, target_hidden: float) -> dict[str, float]:
     """`narrow` and `overwide` of a hidden size beside the target's."""
     ratio = math.log(hidden / target_hidden)
     return {"narrow": max(0.0, -ratio), "overwide": max(0.0, ratio)}
