@@ -156,8 +156,15 @@ def engine_facts(name: str | None) -> EngineFacts:
 
 def runnable_engine(name: str) -> EngineFacts:
     """The row of an engine that archsearch runs. Raises ArchsearchError, with the names there are, for any other."""
-    if name not in ENGINES or not ENGINES[name].make:
-        raise ArchsearchError(f"unknown engine {name!r}; choose one of {', '.join(engines_that(lambda row: True))}")
+    able = engines_that(lambda row: True)
+    if name not in ENGINES:
+        raise ArchsearchError(f"unknown engine {name!r}; choose one of {', '.join(able)}")
+    if not ENGINES[name].make:
+        gpu = [other for other in able if not ENGINES[other].cpu_only]
+        raise ArchsearchError(
+            f"archsearch does not run {ENGINES[name].title}: it ranks drafts for it and exports them; "
+            f"confirm with --engine {' or '.join(gpu)}"
+        )
     return ENGINES[name]
 
 

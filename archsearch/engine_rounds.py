@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -167,6 +167,11 @@ def known_engines() -> tuple[str, ...]:
     return tuple(_table()["versions"])
 
 
+def known_options(engine: str) -> tuple[str, ...]:
+    """The switches of `engine` that matter to a round."""
+    return tuple(_table()["versions"].get(engine, {}).get("options", {}))
+
+
 def newest_version(engine: str) -> str:
     """The newest version of `engine` that the table describes."""
     return str(_table()["versions"][engine]["newest"])
@@ -240,14 +245,18 @@ def _resolved(
     remedy = None
     if "remedy" in row or "remedy_options" in row:
         remedy = (str(row.get("remedy", version)), MappingProxyType(dict(row.get("remedy_options", {}))))
+    costs = round_costs(row["class"])
+    eager = bool(row.get("eager", False))
+    if eager:  # the host launches the target layer by layer as well, at what a layer of the draft takes it
+        costs = replace(costs, title="no CUDA graph for target or draft", host_target_layer_s=costs.host_layer_s)
     return EngineRounds(
         engine,
         version,
         drafter,
-        round_costs(row["class"]),
+        costs,
         plain_costs(engine, version),
         MappingProxyType(options),
-        eager=bool(row.get("eager", False)) or engine == "transformers",
+        eager=eager or engine == "transformers",
         note=note,
         without_graphs=str(row.get("why", "")),
         remedy=remedy,

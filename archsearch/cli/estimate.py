@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -18,13 +19,15 @@ from archsearch.cli.output import emit
     "--gamma", type=click.IntRange(min=1), metavar="N", help="Draft tokens per verification (default: the best of 1 to 8)."
 )
 @training_option
-@common
+@partial(common, several_engines=True)
 @json_option
 def estimate(as_json: bool, **options: Any) -> None:
-    """Price drafts that exist: does this draft pay, at which gamma, and from which acceptance on.
+    """Price drafts that exist: does this draft pay, at which gamma, from which acceptance on, and in which engine.
 
     \b
     archsearch estimate --target llama-65b --draft wide-796m --draft sheared-llama-1.3b --gpu a100 --tensor-parallel 4
+    archsearch estimate --target qwen3-32b --draft qwen3-1.7b --gpu h100 --engine vllm --engine sglang --alpha 0.8
+    archsearch estimate --target qwen3-32b --draft qwen3-1.7b --gpu h100 --engine-version vllm=0.16.0 --engine-version vllm=0.30.0
     archsearch estimate --target smollm2-135m --draft ./my-draft --gpu cpu --alpha 0.7
     """
     from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts

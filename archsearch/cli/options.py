@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from archsearch.acceptance.estimator import DOMAINS, TRAININGS
+from archsearch.errors import ArchsearchError
 from archsearch.workload import WorkloadRequest, dtype_name
 
 
@@ -73,8 +74,13 @@ def priced_engine(_context: click.Context, _parameter: click.Parameter, value: s
         return None
     known = [name for name, row in ENGINES.items() if row.make or name in known_engines()]
     if value not in known:
-        raise click.BadParameter(f"{value!r} is none of {', '.join(known)}")
+        raise ArchsearchError(f"unknown engine {value!r}; choose one of {', '.join(known)}")
     return engine_facts(value).name
+
+
+def priced_engines(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of engines whose rounds can be priced."""
+    return tuple(str(priced_engine(context, parameter, value)) for value in values)
 
 
 def absolute(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
@@ -122,32 +128,35 @@ def folded(into: str, kind: type) -> Callable[[Callable[..., Any]], Callable[...
     return decorate
 
 
-def engine_options() -> list[Any]:
-    """Which engine serves, of which version and with which switches."""
-    return [
-        click.option(
-            "--engine",
-            metavar="E",
-            callback=priced_engine,
-            help="Who serves (default: vllm on a GPU, transformers on a CPU): vllm, transformers, openvino (CPU), sglang, "
-            "tensorrt-llm, llama.cpp (GPU).",
-        ),
-        click.option(
-            "--engine-version",
-            metavar="V",
-            help="Its version, on a GPU (default: the installed one, else the newest known): how drafts are launched changes.",
-        ),
-        click.option(
-            "--engine-option",
-            "engine_options",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="A switch of the engine that matters to a round: VLLM_USE_V2_MODEL_RUNNER, async_scheduling, enforce_eager, ...",
-        ),
-    ]
+def engine_options(several: bool) -> list[Any]:
+    """Which engine serves, of which version and with which switches; with `several` as `engines` and `engine_versions`."""
+    who = "vllm, transformers, openvino (CPU), sglang, tensorrt-llm, llama.cpp (GPU)"
+    which = "Its version, on a GPU (default: the installed one, else the newest known): how drafts are launched changes."
+    if several:
+        engine = click.option(
+            "--engine", "engines", metavar="E", multiple=True, callback=priced_engines,
+            help=f"Who serves (default: vllm on a GPU, transformers on a CPU); repeat to compare: {who}.",
+        )  # fmt: skip
+        version = click.option(
+            "--engine-version", "engine_versions", metavar="V", multiple=True, help=f"{which} Of several engines: vllm=0.16.0."
+        )
+    else:
+        engine = click.option(
+            "--engine", metavar="E", callback=priced_engine,
+            help=f"Who serves (default: vllm on a GPU, transformers on a CPU): {who}.",
+        )  # fmt: skip
+        version = click.option("--engine-version", metavar="V", help=which)
+    switch = click.option(
+        "--engine-option",
+        "engine_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A switch of the engine that matters to a round: VLLM_USE_V2_MODEL_RUNNER, async_scheduling, enforce_eager, ...",
+    )
+    return [engine, version, switch]
 
 
-def common(function: Callable[..., Any]) -> Callable[..., Any]:
+def common(function: Callable[..., Any], several_engines: bool = False) -> Callable[..., Any]:
     """Options of every command that scores: which latency and workload (`asked`), and `alpha` and `domain`."""
     options = [
         click.option(
@@ -201,7 +210,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Which text the prior is for; narrow: one kind of task, mixed: chat, code and documents together "
             "(default: chat; narrow where a search is given prompts or trains).",
         ),
-        *engine_options(),
+        *engine_options(several_engines),
     ]
     function = folded("asked", WorkloadRequest)(function)
     for option in reversed(options):

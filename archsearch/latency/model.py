@@ -430,6 +430,12 @@ class LatencyModel(LatencyOfRounds):
         known = self._engine_costs(target.vocab_size)
         return known.round_s(gamma) if known is not None else Estimate(0.0, 0.0, "modelled")
 
+    def with_rounds(self, rounds: EngineRounds) -> LatencyModel:
+        """The same latency with another version of its engine, or other switches: as measured where the profile holds such."""
+        changed = super().with_rounds(rounds)
+        changed.rounds, changed.round_fit_ = with_measured_rounds(changed, changed.profile)
+        return changed
+
     @property
     def largest_batch(self) -> int | None:
         """The largest batch of a pass that was measured on a CPU, where larger ones are guesses; None on GPUs, whose op rows span

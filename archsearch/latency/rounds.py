@@ -12,9 +12,10 @@ Serial engines launch a pass, wait for it and launch the next: every pass takes 
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_rounds import MACHINE_STD, EngineRounds, RoundCosts
@@ -173,7 +174,8 @@ def _serial(costs: RoundCosts, passes: Passes) -> RoundTime:
     draft, verify = passes.draft_s, passes.verify_s
     value = draft.value + verify.value + extra.value + waits
     host = host_time(costs, passes)
-    bound: Bound = "host" if waits > 0.5 * value or launch.value > passes.later_s.value else "gpu"
+    # A pass that was priced without graphs takes the host's time already.
+    bound: Bound = "host" if waits > 0.5 * value or launch.value > 0.99 * passes.later_s.value else "gpu"
     wait_std = host.std * waits / host.value if waits and host.value else 0.0
     total = Estimate(value, math.hypot(draft.std, verify.std, extra.std, wait_std), weakest_source(verify.source, draft.source))
     return RoundTime(
@@ -253,9 +255,16 @@ class LatencyOfRounds:
     def free_layers(self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int) -> float | None:
         """Layers that a draft of this one's kernel times may have before the engine's host decides the round; None where no host
         is told apart."""
-        return (
-            free_layers(self.rounds.costs, self.round_passes(target, draft, workload, gamma)) if self.rounds is not None else None
-        )
+        if self.rounds is None:
+            return None
+        verify = self.verify_s(target, workload, gamma)
+        return free_layers(self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify))
+
+    def with_rounds(self, rounds: EngineRounds) -> Self:
+        """The same latency with another version of its engine, or other switches."""
+        changed = copy.copy(self)
+        changed.rounds = rounds
+        return changed
 
     @property
     def engine_version(self) -> str | None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engine_facts import engine_title, engines_that, runnable_engine
+from archsearch.engine_facts import engine_facts, engine_title, engines_that, runnable_engine
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import write_json
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.latency import choose_latency
+from archsearch.pipeline.serving import check_engine, default_mode
 from archsearch.pipeline.session import SearchSession
 from archsearch.search.objective import Scorer
 
@@ -75,9 +76,12 @@ def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
     if engine == session.request.engine:
         return session.scorer, session.source.words
     folder, chosen = session.source.profile.get("folder"), session.source
+    check_engine(engine_facts(engine), chosen.device)
     asked = replace(
-        session.request.asked, profile=Path(folder) if folder else None, dtype=chosen.dtype, mode=chosen.mode, engine=engine
-    )
+        session.request.asked, profile=Path(folder) if folder else None, dtype=chosen.dtype,
+        mode=chosen.mode if chosen.device.kind == "cpu" else default_mode(chosen.device, engine),
+        engine=engine, engine_version=None, engine_options=(),  # those asked for are of the run's own engine
+    )  # fmt: skip
     source, _ = choose_latency(asked, session.target.architecture)
     return session.scorer.with_latency(source.latency), source.words
 

@@ -1,22 +1,30 @@
-"""`archsearch estimate`: price drafts that exist."""
+"""`archsearch estimate`: price drafts that exist, in one engine or in several side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.acceptance.training import training_of
+from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import engine_facts
-from archsearch.models.targets import resolve_target
-from archsearch.pipeline.latency import acceptance_for, choose_latency
-from archsearch.search.objective import Scorer
-from archsearch.workload import WorkloadRequest
+from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
+from archsearch.pipeline.serving import engine_requests
+from archsearch.search.objective import Score, Scorer
+from archsearch.workload import Workload, WorkloadRequest
 
 
 @dataclass(frozen=True)
 class EstimateRequest:
     """What `archsearch estimate` was asked. `alpha`: `prior`, or a number; `gamma` None: the best of 1 to
-    Scorer's most. `training`: how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as is known of each."""
+    Scorer's most. `training`: how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as is known of each.
+
+    `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`; each pair is priced in each.
+    """
 
     target: str
     drafts: tuple[str, ...]
@@ -25,57 +33,119 @@ class EstimateRequest:
     gamma: int | None = None
     domain: str = "chat"
     training: str | None = None
+    engines: tuple[str, ...] = ()
+    engine_versions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """One draft in one engine."""
+
+    name: str
+    training: str
+    score: Score
+    scorer: Scorer
+    source: LatencySource
+    notes: list[str]
+
+    def at_gamma(self, gamma: int) -> Score:
+        """Its score at another gamma."""
+        old = self.scorer
+        new = Scorer(old.target, old.workload, old.latency, old.acceptance, gammas=[gamma])
+        return new.with_acceptance(old.acceptance, old.context)(self.score.architecture)
+
+    def to_dict(self, group: int) -> dict[str, Any]:
+        told = {"draft": self.name, "training": self.training, "notes": self.notes, "pays": self.score.pays, "group": group}
+        free = {"free_layers": free_layers(self.scorer, self.score)}
+        return told | engine_data(self.source) | {**self.score.to_dict(), "engine_version": self.source.version} | free
 
 
 def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
-    """Price drafts that exist: a Score each, best first, and which of them the error bars cannot tell apart.
+    """Price drafts that exist: a Score each in each engine, best first, and which of them the error bars cannot tell apart.
 
-    Raises ArchsearchError for a draft of another vocabulary size, or one that does not fit the device beside the target.
+    Raises ArchsearchError for an engine that does not run such drafts, or cannot shard one over the ranks.
     """
-    from archsearch.capacity import fits, memory_bytes, usable_bytes
-
     ref = resolve_target(request.target)
-    source, workload = choose_latency(request.asked, ref.architecture)
     acceptance, prior_words = acceptance_for(request.alpha, request.target)
-    gammas = [request.gamma] if request.gamma else None
-    scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain)
-    priced = []
-    for name in request.drafts:
-        draft = resolve_target(name)
-        engine_facts(request.asked.engine).check_draft(draft.architecture, workload.tensor_parallel, name)
-        training, doubt = (request.training, "") if request.training else training_of(draft, ref)
-        notes = [doubt] if doubt and request.alpha == "prior" else []
-        if draft.architecture.vocab_size != ref.architecture.vocab_size:
-            notes.append(
-                f"vocabulary {draft.architecture.vocab_size}, target {ref.architecture.vocab_size}: "
-                "engines need the same tokenizer"
-            )
-        if not fits(ref.architecture, draft.architecture, workload, source.device):
-            need = memory_bytes(ref.architecture, draft.architecture, workload).total_bytes
-            notes.append(
-                f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f} usable: "
-                "raise --tensor-parallel"
-            )
-        asked = scorer.with_acceptance(acceptance, replace(scorer.context, training=training))
-        priced.append((name, asked(draft.architecture), training, notes))
-    priced.sort(key=lambda item: -item[1].speedup.value)
-    groups = scorer.indistinguishable([score for _, score, _, _ in priced])
+    priced: list[_Priced] = []
+    workloads: dict[str, Workload] = {}
+    group_of: dict[int, int] = {}
+    for asked in engine_requests(request.asked, request.engines, request.engine_versions):
+        source, workload = choose_latency(asked, ref.architecture)
+        found = _priced(request, ref, source, workload, acceptance)
+        workloads[source.served] = workload
+        groups = found[0].scorer.indistinguishable([item.score for item in found])
+        for item in found:
+            group_of[id(item)] = next(number for number, group in enumerate(groups, start=1) if item.score in group)
+        priced += found
+    priced.sort(key=lambda item: -item.score.speedup.value)
+    best = priced[0]
     return {
         "target": ref.name,
-        "device": source.device.key,
-        "latency": source.words,
-        "workload": asdict(workload),
+        "device": best.source.device.key,
+        "latency": best.source.words,
+        "workload": asdict(workloads[best.source.served]),
         "alpha": request.alpha,
         "prior": prior_words,
-        "drafts": [
-            {
-                "draft": name,
-                "training": training,
-                "notes": notes,
-                "pays": score.pays,
-                "group": next(i for i, group in enumerate(groups, start=1) if score in group),
-                **score.to_dict(),
-            }
-            for name, score, training, notes in priced
-        ],
+        **engine_data(best.source),
+        "drafts": [item.to_dict(group_of[id(item)]) for item in priced],
+        "differences": _differences(priced),
+        "warnings": _warnings(priced),
     }
+
+
+def _priced(
+    request: EstimateRequest, ref: TargetRef, source: LatencySource, workload: Workload, acceptance: AcceptanceEstimator
+) -> list[_Priced]:
+    """Each draft in one engine."""
+    gammas = [request.gamma] if request.gamma else None
+    scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain)
+    found = []
+    for name in request.drafts:
+        resolved = resolve_target(name)
+        draft = resolved.architecture
+        engine_facts(source.engine).check_draft(draft, workload.tensor_parallel, name)
+        training, doubt = (request.training, "") if request.training else training_of(resolved, ref)
+        notes = [doubt] if doubt and request.alpha == "prior" else []
+        notes += _notes(ref.architecture, draft, workload, source)
+        own = scorer.with_acceptance(acceptance, replace(scorer.context, training=training))
+        found.append(_Priced(name, training, own(draft), own, source, notes))
+    return found
+
+
+def _notes(target: Architecture, draft: Architecture, workload: Workload, source: LatencySource) -> list[str]:
+    """What keeps a draft from being used so."""
+    from archsearch.capacity import fits, memory_bytes, usable_bytes
+
+    notes = []
+    if draft.vocab_size != target.vocab_size:
+        notes.append(f"vocabulary {draft.vocab_size}, target {target.vocab_size}: engines need the same tokenizer")
+    if not fits(target, draft, workload, source.device):
+        need = memory_bytes(target, draft, workload).total_bytes
+        notes.append(
+            f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f} usable: "
+            "raise --tensor-parallel"
+        )
+    return notes
+
+
+def _differences(priced: Sequence[_Priced]) -> list[dict[str, str]]:
+    """For each draft, why the engine it gains most in beats each other one; best first."""
+    found = []
+    for name in dict.fromkeys(item.name for item in priced):
+        best, *others = (item for item in priced if item.name == name)
+        found += [difference(name, best.score, other.score, other.at_gamma(best.score.gamma)) for other in others]
+    return [asdict(row) for row in found]
+
+
+def _warnings(priced: Sequence[_Priced]) -> list[str]:
+    """Warnings of every engine, each for the draft that gains most in it."""
+    best: dict[str, _Priced] = {}
+    for item in priced:
+        best.setdefault(item.source.served, item)
+    several = len(priced) > len(best)  # name the draft where it is not the only one
+    return [
+        f"{item.name}: {text}" if several else text
+        for item in best.values()
+        for text in warnings_of(item.source, item.scorer, item.score)
+    ]

@@ -10,14 +10,15 @@ from typing import Any
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
-from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts
-from archsearch.engine_rounds import EngineRounds, engine_rounds, known_engines, parse_options
+from archsearch.engine_facts import engine_facts
+from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
+from archsearch.pipeline.serving import default_engine, default_mode, installed_version, rounds_of, served_words
 from archsearch.profiles import Profile, cpu_stack, find_profile
 from archsearch.search.objective import Latency
 from archsearch.threads import DEFAULT
@@ -29,7 +30,11 @@ RANKS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class LatencySource:
-    """A latency model and where it comes from, in words and as data for run.yaml."""
+    """A latency model and where it comes from, in words and as data for run.yaml.
+
+    `served`: which engine of which version serves, and how it runs a draft, in words; `rounds`: the same as data, on a GPU.
+    `version` None: nobody knows which is served.
+    """
 
     latency: Latency
     device: Device
@@ -40,66 +45,8 @@ class LatencySource:
     words: str
     engine: str = "transformers"
     rounds: EngineRounds | None = None
-
-
-def default_engine(device: Device) -> str:
-    """Who serves on a device unless told otherwise."""
-    return "transformers" if device.kind == "cpu" else "vllm"
-
-
-def default_mode(device: Device, engine: str) -> Mode:
-    """How an engine runs on a device: serving engines replay CUDA graphs on GPUs, transformers launches kernel by kernel."""
-    return "eager" if device.kind == "cpu" or engine_facts(engine).in_process else "graph"
-
-
-def with_engine(asked: WorkloadRequest) -> WorkloadRequest:
-    """The request with its engine chosen and held against the device, version, switches, mode and batch size that were asked for.
-
-    Raises ArchsearchError where no such engine runs so.
-    """
-    device = _device(asked)
-    facts = engine_facts(asked.engine or default_engine(device))
-    check_engine(facts, device)
-    rounds_of(asked, facts.name, device)
-    if not facts.batches and asked.batch_size > 1:
-        able = " or ".join(name for name, row in ENGINES.items() if row.batches and _runs_on(row, device))
-        raise ArchsearchError(
-            f"{facts.title} runs one request at a time, not --batch-size {asked.batch_size}; use --engine {able}, or none"
-        )
-    usual = default_mode(device, facts.name)
-    if device.kind != "cpu" and asked.mode not in (None, usual):
-        other = "use --engine vllm" if usual == "eager" else "use --engine transformers, or --engine-option enforce_eager=1"
-        how = "without CUDA graphs" if usual == "eager" else "with CUDA graphs"
-        raise ArchsearchError(f"--mode {asked.mode}: {facts.title} runs {how} on a GPU; {other}")
-    return replace(asked, engine=facts.name)
-
-
-def check_engine(facts: EngineFacts, device: Device) -> None:
-    """Raise ArchsearchError where the engine does not run on the device, or nothing is known of it there."""
-    if not _runs_on(facts, device):
-        able = ", ".join(name for name, row in ENGINES.items() if _runs_on(row, device))
-        raise ArchsearchError(f"{facts.title} cannot be priced on {device.key}; use --engine {able}")
-
-
-def _runs_on(facts: EngineFacts, device: Device) -> bool:
-    if device.kind == "cpu":  # what an engine adds there is measured by running it
-        return bool(facts.make)
-    return not facts.cpu_only and (bool(facts.make) or facts.name in known_engines())
-
-
-def rounds_of(asked: WorkloadRequest, engine: str, device: Device) -> EngineRounds | None:
-    """How the engine's version runs rounds on a GPU; None on a CPU. Raises ArchsearchError for a version or switch it lacks."""
-    if device.kind == "cpu":
-        if asked.engine_options:
-            raise ArchsearchError("--engine-option is for GPUs: on a CPU the engine is measured as it runs")
-        return None
-    return engine_rounds(engine, asked.engine_version, parse_options(engine, asked.engine_options))
-
-
-def _device(asked: WorkloadRequest) -> Device:
-    if asked.profile is not None:
-        return Device.from_dict(Profile.load(asked.profile).device)
-    return resolve_device(asked.gpu or "cpu")
+    version: str | None = None
+    served: str = ""
 
 
 def fitting_ranks(device: Device, target: Architecture, batch_size: int, context_len: int, dtype: str) -> int:
@@ -130,12 +77,15 @@ def choose_latency(asked: WorkloadRequest, target: Architecture) -> tuple[Latenc
     """
     profile, device = _profile_and_device(asked)
     if asked.engine is None:
-        asked = replace(asked, engine=default_engine(device))
+        asked = replace(asked, engine=default_engine(device, asked.mode))
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
         source = _roofline(device, mode, asked)
     else:
         source = _profiled(profile, device, mode, asked, target)
+    served = served_words(source.engine, source.rounds, device)
+    version = source.rounds.version if source.rounds is not None else installed_version(source.engine, device)
+    source = replace(source, version=version, served=served, profile={**source.profile, "served": served})
     return source, _workload(asked, source.device, target, source.dtype, mode)
 
 

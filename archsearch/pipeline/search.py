@@ -11,6 +11,7 @@ from archsearch.drafts.records import TrainedDraft
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
+from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.runs.run import RUNGS_FILE
@@ -94,6 +95,9 @@ def outcome(
         "run": str(session.run.path),
         "target": session.target.name,
         "device": session.source.device.key,
+        **engine_data(session.source),
+        "free_layers": free_layers(session.scorer, ranked[0]) if ranked else None,
+        "warnings": warnings_of(session.source, session.scorer, ranked[0] if ranked else None),
         "latency": session.source.words,
         "dtype": session.source.dtype,
         "workload": asdict(session.scorer.workload),

@@ -19,7 +19,8 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, with_engine
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.pipeline.serving import with_engine
 from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
@@ -120,7 +121,7 @@ class SearchRequest:
         trains = alpha is not None and registry.trains(alpha)
         count, note = confirm or 0, ""
         if confirm is None and (trains or (time_budget_s is not None and alpha is None)):
-            note = "" if trains else cannot_train(target, asked.gpu)
+            note = "" if trains else cannot_run(asked.engine) or cannot_train(target, asked.gpu)
             count = 0 if note else 1
         climb = count > 0 and (trains or alpha is None) and finalists is None
         if time_budget_s is not None:
@@ -287,6 +288,16 @@ def check_weights(target: TargetRef) -> None:
         raise MissingDataError(
             f"target {target.name!r} is known by its shape only; give a folder with its weights, or search without --confirm"
         )
+
+
+def cannot_run(engine: str | None) -> str:
+    """Why nothing can be confirmed in the engine; "" where archsearch runs it."""
+    try:
+        if engine is not None:
+            runnable_engine(engine)
+    except ArchsearchError as error:
+        return str(error)
+    return ""
 
 
 def cannot_train(target: str, gpu: str | None) -> str:

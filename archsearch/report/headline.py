@@ -15,6 +15,7 @@ from archsearch.report.phrases import (
     break_even_words,
     identity_words,
     millions,
+    round_words,
     shell_path,
     speedup_words,
     unprofiled_words,
@@ -70,6 +71,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     alpha = score.alpha
     lines = [
         _draft_words(lead, score.gamma),
+        *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
         f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation)"
         + ("" if clear else "; 1x, no gain, lies within two of them")
@@ -174,6 +176,7 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, target: s
     expected, error = confirmed.predicted_speedup, confirmed.relative_error
     if expected is not None and error is not None and lead.undecided is None:
         lines.append(f"It had been predicted at {expected.value:.2f}x, {error:+.1%} off.")
+    lines += _served_lines(run, lead)
     lines += [words] if (words := unprofiled_words(data)) else []
     if data.get("prompts_seen"):
         lines.append(f"Not on unseen prompts: {data['prompts_seen']}.")
@@ -233,6 +236,14 @@ def _draft_words(lead: Shown, gamma: int) -> str:
     return f"Draft: rank {lead.rank}, {score.architecture.label()}, {millions(score.parameters)} parameters, gamma {gamma}."
 
 
+def _served_lines(run: Run, lead: Shown) -> list[str]:
+    """The engine that the prediction is for, and what decides a round in it; nothing for runs of version 0.1.0."""
+    served = run.info["profile"].get("served")
+    words = round_words(lead.score)
+    text = ". ".join(part[:1].upper() + part[1:] for part in (f"predicted for {served}" if served else "", words) if part)
+    return [f"{text}."] if text else []
+
+
 def _proves_shapes(run: Run) -> bool:
     """Whether the run's engine can time a draft that has no weights, beside a target that has none."""
     facts = ENGINES.get(str(run.arguments.get("engine")))
@@ -242,7 +253,7 @@ def _proves_shapes(run: Run) -> bool:
 def _next(run: Run, lead: Shown, pays: bool) -> list[tuple[str, str]]:
     path, rank = shell_path(run.path), f"--rank {lead.rank}"
     train = f"archsearch train {path} {rank} --budget 30m"
-    confirm = f"archsearch confirm {path} {rank}"
+    confirm = f"archsearch confirm {path} {rank}{_other_engine(run)}"
     export = f"archsearch export {path} {rank} --output draft-rank-{lead.rank}"
     then_export = ("Then write a folder that engines load", export)
     if not lead.has_weights:
@@ -255,11 +266,17 @@ def _next(run: Run, lead: Shown, pays: bool) -> list[tuple[str, str]]:
     if lead.measured_speedup is None:
         steps = [("Measure it in the engine", confirm)]
         return steps + [then_export if pays else ("Or train it further; alpha may rise", train)]
-    again = confirm + _engine_option(run, lead.confirmed.engine if lead.confirmed is not None else "")
+    again = f"archsearch confirm {path} {rank}" + _engine_option(run, lead.confirmed.engine if lead.confirmed is not None else "")
     if lead.undecided is not None:
         return [("Measure it again, with nothing else running", again)]
     steps = [("Write a folder that engines load", export)] if pays else []
     return steps + [("Train it further; alpha may rise", train), ("Then measure it again", again)]
+
+
+def _other_engine(run: Run) -> str:
+    """What `confirm` must be told where archsearch does not run the engine that the prediction is for."""
+    asked = ENGINES.get(str(run.arguments.get("engine")))
+    return " --engine vllm" if asked is not None and not asked.make else ""
 
 
 def _engine_option(run: Run, engine: str) -> str:

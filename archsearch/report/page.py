@@ -16,13 +16,14 @@ from archsearch.progress import human_time
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.headline import Headline, headline
 from archsearch.report.load import section_load
-from archsearch.report.phrases import SOURCES, millions
+from archsearch.report.phrases import SOURCES, launches, millions
 from archsearch.report.plots import section_plots
 from archsearch.report.reading import Shown, complete_trials, read_run
 from archsearch.report.schedule import section_schedule
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run
+from archsearch.search.objective import Score
 
 
 def write_html(run: Run) -> Path:
@@ -115,11 +116,12 @@ def _section_best(found: Sequence[Shown]) -> str:
             str(item.rank), text_cell(score.architecture.label(), f"{score.architecture.attention_kind}, {item.stage}"),
             millions(score.parameters), str(score.gamma), value_cell(score.speedup, 2, unit="x"),
             _measured_cell(item), str(item.group), value_cell(score.alpha), value_cell(score.tau),
-            value_cell(score.draft_s, 2, 1e3), value_cell(score.verify_s, 1, 1e3), value_cell(score.break_even_alpha),
+            value_cell(score.draft_s, 2, 1e3), value_cell(score.verify_s, 1, 1e3), _round_cell(score),
+            value_cell(score.break_even_alpha),
             f"{score.kv_bytes_per_token:,}",
         ])  # fmt: skip
     header = ("rank", "shape", "parameters", "gamma", "speed-up, predicted", "measured", "group", "alpha", "tau, tokens",
-              "draft, ms", "verify, ms", "break-even alpha", "KV, bytes/token")  # fmt: skip
+              "draft, ms", "verify, ms", "round, ms", "break-even alpha", "KV, bytes/token")  # fmt: skip
     scores = [item.score for item in found]
     used = dict.fromkeys(e.source for score in scores for e in (score.alpha, score.draft_s, score.verify_s, score.speedup))
     legend = "; ".join(f"{name}: {SOURCES[name]}" for name in used)
@@ -135,9 +137,20 @@ def _section_best(found: Sequence[Shown]) -> str:
                   "standard deviation of the difference; errors that both share, such as the target's own times, cancel. Worked "
                   "out here from the scores."),
         html_note("Shape: layers x hidden size, ffn width, query heads / KV heads and head size, rows of the language-model head "
-                  "(t: tied). draft: all gamma tokens. tau: mean tokens per verification, the target's own included. ± one "
+                  "(t: tied). draft: all gamma tokens. round: drafting, verification and what the "
+                  "engine adds. tau: mean tokens per verification, the target's own included. ± one "
                   f"standard deviation. Sources: {legend}. A combined number bears the weakest source of its parts."),
     ])  # fmt: skip
+
+
+def _round_cell(score: Score) -> Cell:
+    """A round's time, and below it what decides it."""
+    if score.round_s is None:
+        return Cell("-")
+    cell = value_cell(score.round_s, 1, 1e3)
+    if score.bound == "host":
+        return Cell(cell.text, f"bound by the host: {launches(score)}")
+    return cell if score.bound is None else Cell(cell.text, "bound by the GPU")
 
 
 def _measured_cell(item: Shown) -> Cell | str:
@@ -190,6 +203,8 @@ def _section_provenance(run: Run) -> str:
         rows.append(("profile", f"{profile.get('folder')}, hash {profile['hash']}{_known_error(profile)}"))
     else:
         rows.append(("profile", f"none: latencies from the {profile.get('source', 'unknown')}" if profile else "not recorded"))
+    if profile.get("served"):
+        rows.append(("engine", str(profile["served"])))
     rows.append(("seed", str(info["seed"])))
     arguments = [(name, value) for name, value in info["arguments"].items() if value is not None]
     rows.append(("arguments", ", ".join(f"{name} {value}" for name, value in arguments)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.engine_facts import engine_title
+from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.runs.confirmed import Confirmed
 from archsearch.search.objective import Score
 
@@ -38,6 +38,34 @@ def break_even_words(score: Score) -> str:
     if needed.value <= 0:
         return "it pays at any alpha"
     return f"it pays above alpha {needed.value:.2f} ± {needed.std:.2f} ({needed.source})"
+
+
+def launches(score: Score) -> str:
+    """What the host launches of the draft in a round: `24 layers twice`."""
+    layers = score.architecture.num_hidden_layers
+    times = {1: "once", 2: "twice"}.get(score.gamma, f"{score.gamma} times")
+    return f"{layers} layer{'s' if layers > 1 else ''} {times}"
+
+
+def host_words(score: Score) -> str:
+    """What the host needs for a round: `the host's 21.8 ms to launch 24 layers twice; the kernels take 9.2`."""
+    assert score.host_s is not None
+    text = f"the host's {1e3 * score.host_s.value:.1f} ms to launch {launches(score)}"
+    if score.engine in ENGINES and ENGINES[score.engine].in_process:  # its passes are the host's time too
+        return f"{text}, and the target"
+    return f"{text}; the kernels take {1e3 * (score.draft_s.value + score.verify_s.value):.1f}"
+
+
+def round_words(score: Score) -> str:
+    """How long a round takes and what decides it; "" where the score does not say (files of version 0.1.0)."""
+    if score.round_s is None:
+        return ""
+    text = f"a round takes {1e3 * score.round_s.value:.1f} ms"
+    if score.bound == "host":
+        return f"{text}, bound by {host_words(score)}"
+    if score.host_s is not None and score.host_s.value > 0:
+        return f"{text}, bound by the GPU: the host needs {1e3 * score.host_s.value:.1f}"
+    return text
 
 
 def speedup_words(confirmed: Confirmed) -> str:

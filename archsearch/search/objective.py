@@ -16,6 +16,7 @@ from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_bytes_per_token, kv_cache_bytes, parameters
+from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import Bound, RoundTime
@@ -27,6 +28,7 @@ class Latency(Protocol):
     """What the score asks of a latency model; `archsearch.latency.model.LatencyModel` is the real one."""
 
     engine: str | None
+    rounds: EngineRounds | None
 
     @property
     def largest_batch(self) -> int | None:
@@ -54,6 +56,14 @@ class Latency(Protocol):
 
     def idle_s(self, target: Architecture, draft: Architecture, workload: Workload) -> Estimate:
         """What the draft costs a step that drafts nothing; may be 0."""
+        ...
+
+    def free_layers(self, target: Architecture, draft: Architecture, workload: Workload, gamma: int) -> float | None:
+        """Layers a draft may have before the engine's host decides the round; None where no host is told apart."""
+        ...
+
+    def with_rounds(self, rounds: EngineRounds) -> Latency:
+        """The same latency with another version of its engine, or other switches."""
         ...
 
 

@@ -16,12 +16,14 @@ def search_text(result: dict[str, Any]) -> str:
     workload = result["workload"]
     lines = [
         f"Workload: batch size {workload['batch_size']}, context {workload['context_len']}, tensor parallel "
-        f"{workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, temperature {workload['temperature']:g}.",
+        f"{workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, temperature {workload['temperature']:g}, "
+        f"served by {result['served']}.",
         f"Latency: {result['latency']}.",
         f"Acceptance prior: {result['prior']}.",
         f"{result['trials']} trials in space {result['space']}.",
         "",
     ]
+    lines += [f"WARNING: {text}." for text in result["warnings"]] + [""] * bool(result["warnings"])
     lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
     if result.get("rungs"):
         lines += [*rung_lines(result), ""]

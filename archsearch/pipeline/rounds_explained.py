@@ -1,0 +1,133 @@
+"""What an engine's rounds mean for a draft: what sets two engines apart, and what a version without graphs costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from archsearch.pipeline.latency import LatencySource
+from archsearch.report.phrases import host_words, launches
+from archsearch.search.objective import Score, Scorer
+from archsearch.speedup import RoundTerms, error_by_term, tau_estimate
+
+WORTH_SAYING = 1.01
+"""A change of the speed-up below this factor is none."""
+
+
+def free_layers(scorer: Scorer, score: Score) -> float | None:
+    """Layers a draft of this one's kernel times may have before the host decides; None where layers cost the host nothing, or
+    the host is not told apart."""
+    free = scorer.latency.free_layers(scorer.target, score.architecture, scorer.workload, score.gamma)
+    return None if free is None or math.isinf(free) else free
+
+
+def engine_data(source: LatencySource) -> dict[str, Any]:
+    """Who serves, for --json: engine, engine_version, engine_class (None on a CPU) and all of it in words."""
+    costs = source.rounds.costs if source.rounds is not None else None
+    return {
+        "engine": source.engine,
+        "engine_version": source.version,
+        "engine_class": costs.title if costs is not None else None,
+        "served": source.served,
+    }
+
+
+def warnings_of(source: LatencySource, scorer: Scorer, score: Score | None) -> list[str]:
+    """What a reader must know of the engine's version: that its figures are another's, that it runs drafts without graphs."""
+    rounds = source.rounds
+    if rounds is None:
+        return []
+    found = [rounds.note] if rounds.note else []
+    if rounds.without_graphs and score is not None:
+        found.append(_without_graphs(scorer, score))
+    return found
+
+
+def _without_graphs(scorer: Scorer, score: Score) -> str:
+    """That drafts run without graphs, what mends it, and what this draft would gain."""
+    rounds = scorer.latency.rounds
+    assert rounds is not None
+    text = f"{rounds.engine} {rounds.version} runs independent drafts without CUDA graphs ({rounds.without_graphs})"
+    remedied = rounds.remedied()
+    if remedied is None:
+        return text
+    other = scorer.with_latency(scorer.latency.with_rounds(remedied))
+    better = _at_alpha(other, score)
+    text = f"{text}: {rounds.remedy_words()}, which would bring"
+    gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
+    if better.speedup.value > WORTH_SAYING * score.speedup.value:
+        return f"{text} {gains}" + (f", at gamma {better.gamma}" if better.gamma != score.gamma else "")
+    return f"{text} this draft of {score.architecture.num_hidden_layers} layers nothing ({gains})"
+
+
+def _at_alpha(scorer: Scorer, score: Score) -> Score:
+    """The draft of `score` by another scorer, with the alpha that the score knows."""
+    drift = scorer.acceptance.predict(score.architecture, scorer.context).drift
+    taus = {gamma: tau_estimate(score.alpha, gamma, drift) for gamma in scorer.gammas}
+    return scorer.measured(score.architecture, score.alpha, taus)
+
+
+@dataclass(frozen=True)
+class EngineDifference:
+    """Why a draft gains more in one engine than in another: `term` of the round at the same gamma, in `words`."""
+
+    draft: str
+    engine: str
+    other: str
+    term: str
+    words: str
+
+
+def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> EngineDifference:
+    """The term that makes the difference between two engines. `worse_there`: the worse engine at the better one's gamma."""
+    parts = error_by_term(_terms(better), _terms(worse_there))
+    shares = {name: getattr(parts, name) for name in ("decode_s", "draft_s", "verify_s", "overhead_s")}
+    term = max(shares, key=lambda name: shares[name])
+    first, second = (f"{score.engine} {score.engine_version}" for score in (better, worse))
+    if better.engine != worse.engine:
+        first, second = str(better.engine), str(worse.engine)
+    where = f"at gamma {better.gamma} " if better.gamma != worse.gamma else ""
+    doubt = "" if _told_apart(better, worse) else " (less than the error bars)"
+    gains = f"{first} {better.speedup.value:.2f}x against {second} {worse.speedup.value:.2f}x"
+    return EngineDifference(draft, first, second, term, f"{draft}: {gains}: {where}{_why(term, better, worse_there)}{doubt}")
+
+
+def _told_apart(better: Score, worse: Score) -> bool:
+    """Whether the gap is larger than the std of the rounds' times; alpha, which both share, is left out."""
+    rounds = [score.round_s for score in (better, worse) if score.round_s is not None]
+    return math.log(better.speedup.value / worse.speedup.value) > math.hypot(*(time.std / time.value for time in rounds))
+
+
+def _why(term: str, better: Score, worse: Score) -> str:
+    def pair(first: float, second: float) -> str:
+        return f"{1e3 * second:.1f} ms against {1e3 * first:.1f}"
+
+    if worse.bound == "host" and term == "overhead_s":
+        return host_words(worse)
+    if worse.bound == "host" and term == "draft_s":  # kernel by kernel: the passes' time is the host's
+        return (
+            f"the host launches {launches(worse)} in {1e3 * worse.draft_s.value:.1f} ms against {1e3 * better.draft_s.value:.1f}"
+        )
+    if term == "overhead_s":
+        return f"the engine adds {pair(_overhead(better), _overhead(worse))} to a round"
+    if term == "draft_s":
+        return f"the draft's passes take {pair(better.draft_s.value, worse.draft_s.value)}"
+    if term == "verify_s":
+        return f"verification takes {pair(better.verify_s.value, worse.verify_s.value)}"
+    return f"a plain step, which a draft is held against, takes {pair(better.decode_s.value, worse.decode_s.value)}"
+
+
+def _overhead(score: Score) -> float:
+    assert score.round_s is not None
+    return score.round_s.value - score.draft_s.value - score.verify_s.value
+
+
+def _terms(score: Score) -> RoundTerms:
+    return RoundTerms(
+        tau=score.tau.value,
+        decode_s=score.decode_s.value,
+        draft_s=score.draft_s.value,
+        verify_s=score.verify_s.value,
+        overhead_s=_overhead(score),
+    )

@@ -1,0 +1,149 @@
+"""Who serves: the engine, its version and its switches, chosen where they were left open, refused where they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+
+from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts
+from archsearch.engine_rounds import (
+    EngineRounds,
+    engine_rounds,
+    known_engines,
+    known_options,
+    newest_version,
+    parse_options,
+    version_in,
+)
+from archsearch.engines.environments.environment import installed
+from archsearch.errors import ArchsearchError
+from archsearch.hardware.device import Device
+from archsearch.hardware.identify import resolve_device
+from archsearch.profiles import Profile
+from archsearch.workload import Mode, WorkloadRequest
+
+
+def default_engine(device: Device, mode: Mode | None = None) -> str:
+    """Who serves on a device unless told otherwise: on a GPU vLLM, and transformers where a mode without CUDA graphs is asked."""
+    return "transformers" if device.kind == "cpu" or mode == "eager" else "vllm"
+
+
+def default_mode(device: Device, engine: str) -> Mode:
+    """How an engine runs on a device: serving engines replay CUDA graphs on GPUs, transformers launches kernel by kernel."""
+    return "eager" if device.kind == "cpu" or engine_facts(engine).in_process else "graph"
+
+
+def with_engine(asked: WorkloadRequest) -> WorkloadRequest:
+    """The request with its engine and, on a GPU, its version chosen, and held against the device, the switches, the mode and the
+    batch size that were asked for.
+
+    Raises ArchsearchError where no such engine runs so.
+    """
+    device = _device(asked)
+    facts = engine_facts(asked.engine or default_engine(device, asked.mode))
+    check_engine(facts, device)
+    rounds = rounds_of(asked, facts.name, device)
+    if not facts.batches and asked.batch_size > 1:
+        able = " or ".join(name for name, row in ENGINES.items() if row.batches and _runs_on(row, device))
+        raise ArchsearchError(
+            f"{facts.title} runs one request at a time, not --batch-size {asked.batch_size}; use --engine {able}, or none"
+        )
+    usual = default_mode(device, facts.name)
+    if device.kind != "cpu" and asked.mode not in (None, usual):
+        other = "use --engine vllm" if usual == "eager" else "use --engine transformers, or --engine-option enforce_eager=1"
+        how = "without CUDA graphs" if usual == "eager" else "with CUDA graphs"
+        raise ArchsearchError(f"--mode {asked.mode}: {facts.title} runs {how} on a GPU; {other}")
+    return replace(asked, engine=facts.name, engine_version=rounds.version if rounds is not None else None)
+
+
+def engine_requests(asked: WorkloadRequest, engines: Sequence[str], versions: Sequence[str]) -> list[WorkloadRequest]:
+    """`asked` for each of `engines` in each of its `versions` (`0.16.0` where one engine is asked for, else `vllm=0.16.0`), with
+    the switches that the engine has. Neither: for the engine of `asked`, or the device's default.
+
+    Raises ArchsearchError for a version of an engine that was not named, a switch that no engine has, or an engine that cannot.
+    """
+    by_engine: dict[str, list[str]] = {name: [] for name in engines}
+    for text in versions:
+        name, named, version = text.rpartition("=")
+        if not named and len(by_engine) > 1:
+            raise ArchsearchError(f"--engine-version {text}: of which engine? write {next(iter(by_engine))}={text}")
+        name = name or next(iter(by_engine), None) or asked.engine or default_engine(_device(asked), asked.mode)
+        engine_facts(name)
+        by_engine.setdefault(name, []).append(version)
+    if not by_engine:
+        return [with_engine(asked)]
+    switches = {name: _switches_of(name, by_engine, asked.engine_options) for name in by_engine}
+    return [
+        with_engine(replace(asked, engine=name, engine_version=version, engine_options=switches[name]))
+        for name, wanted in by_engine.items()
+        for version in dict.fromkeys(wanted or [None])
+    ]
+
+
+def _switches_of(engine: str, engines: Iterable[str], texts: Sequence[str]) -> tuple[str, ...]:
+    """Those of `texts` (NAME=VALUE) that are the engine's; one that no engine of `engines` has counts as everybody's, to be
+    refused."""
+
+    def owners(text: str) -> list[str]:
+        return [name for name in engines if text.partition("=")[0] in known_options(name)]
+
+    return tuple(text for text in texts if engine in owners(text) or not owners(text))
+
+
+def check_engine(facts: EngineFacts, device: Device) -> None:
+    """Raise ArchsearchError where the engine does not run on the device, or nothing is known of it there."""
+    if not _runs_on(facts, device):
+        able = ", ".join(name for name, row in ENGINES.items() if _runs_on(row, device))
+        raise ArchsearchError(f"{facts.title} cannot be priced on {device.key}; use --engine {able}")
+
+
+def _runs_on(facts: EngineFacts, device: Device) -> bool:
+    if device.kind == "cpu":  # what an engine adds there is measured by running it
+        return bool(facts.make)
+    return not facts.cpu_only and (bool(facts.make) or facts.name in known_engines())
+
+
+def rounds_of(asked: WorkloadRequest, engine: str, device: Device) -> EngineRounds | None:
+    """How the engine's version runs rounds on a GPU; None on a CPU. Raises ArchsearchError for a version or switch it lacks."""
+    if device.kind == "cpu":
+        if asked.engine_options:
+            raise ArchsearchError("--engine-option is for GPUs: on a CPU the engine is measured as it runs")
+        if asked.engine_version:
+            raise ArchsearchError("--engine-version is for GPUs: on a CPU the engine that is installed is measured as it runs")
+        return None
+    version = asked.engine_version or installed_version(engine, device)
+    return engine_rounds(engine, version, parse_options(engine, asked.engine_options))
+
+
+def installed_version(engine: str, device: Device) -> str | None:
+    """The version that is installed here and runs on such a device; None where there is none."""
+    facts = engine_facts(engine)
+    if facts.in_process:
+        try:
+            return package_version(engine)
+        except PackageNotFoundError:
+            return None
+    found = installed(engine) if facts.recipe else None
+    return version_in(found.version) if found is not None and found.device == device.kind else None
+
+
+def served_words(engine: str, rounds: EngineRounds | None, device: Device) -> str:
+    """`vllm 0.33.0 (the newest known; VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the draft`."""
+    here = installed_version(engine, device)
+    if rounds is None:
+        return f"{engine} {here} (installed here)" if here is not None else engine
+    about = [f"{name}={value}" for name, value in rounds.options.items()]
+    if rounds.version == here:
+        about.insert(0, "installed here")
+    elif rounds.version == newest_version(engine):
+        about.insert(0, "the newest known")
+    more = f" ({'; '.join(about)})" if about else ""
+    return f"{engine} {rounds.version}{more}, {rounds.costs.title}"
+
+
+def _device(asked: WorkloadRequest) -> Device:
+    if asked.profile is not None:
+        return Device.from_dict(Profile.load(asked.profile).device)
+    return resolve_device(asked.gpu or "cpu")

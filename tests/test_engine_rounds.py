@@ -1,0 +1,175 @@
+"""Which version of an engine runs drafts how: the table's rows, versions and switches, against what the engines' sources say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from archsearch import engine_rounds as table
+from archsearch.engine_facts import ENGINES
+from archsearch.engine_rounds import BEYOND, COSTS, EngineRounds, engine_rounds, known_engines, newest_version, round_costs
+from archsearch.errors import ArchsearchError
+
+DATA = yaml.safe_load(Path(table.__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+ROWS = [(engine, row) for engine, known in DATA["versions"].items() for row in known["rows"]]
+
+
+def rounds(engine: str, version: str | None = None, *, drafter: str = "draft_model", **options: str) -> EngineRounds:
+    found = engine_rounds(engine, version, options, drafter)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", DATA["classes"])
+def test_a_class_is_whole_used_and_says_where_it_comes_from(name: str) -> None:
+    costs = round_costs(name)
+    assert len(costs.source) > 40 or costs.source.startswith("as "), costs.source
+    assert len(costs.title) > 10 and costs.largest_batch >= 1
+    assert any(row.get("class") == name for _, row in ROWS), "no version is of this class"
+    for cost in COSTS:
+        estimate = getattr(costs, f"{cost}_s")
+        assert 0.0 <= estimate.value < 0.01 and 0.0 <= estimate.std < 0.01  # milliseconds in the file, seconds here
+    row = DATA["classes"][name]
+    assert set(row) <= {"like", "title", "graph", "order", "first_tokens", "largest_batch", "source", *COSTS}
+    assert "like" in row or set(COSTS) - set(row) <= {"host_target_layer"}, "a class without a model says every cost"
+
+
+@pytest.mark.parametrize("engine", known_engines())
+@pytest.mark.parametrize("drafter", ["draft_model", "feature_head"])
+def test_every_version_has_a_row(engine: str, drafter: str) -> None:
+    known = DATA["versions"][engine]
+    assert engine in ENGINES and len(known["source"]) > 20
+    bounds = {str(row["below"]) for row in known["rows"] if "below" in row}
+    for version in sorted({*bounds, known["oldest"], known["newest"], "0.0.1", "999.0"}):
+        try:
+            found = rounds(engine, version, drafter=drafter)
+        except ArchsearchError as error:
+            assert "does not run such drafts" in str(error) and version in str(error)
+        else:
+            assert found.version == version and found.costs.name in DATA["classes"]
+    for _, row in (item for item in ROWS if item[0] == engine):
+        assert set(row) <= {"drafter", "below", "options", "class", "refused", "eager", "why", "remedy", "remedy_options"}
+        assert set(row.get("options", {})) <= set(known.get("options", {}))
+
+
+# Graphs of a draft in vLLM by version, and whether scheduling runs ahead of the GPU (from the sources that the table names).
+@pytest.mark.parametrize(
+    ("version", "draft", "head"),
+    [
+        ("0.10.1", None, "vllm-head-serial"),  # drafting waits for the accepted tokens
+        ("0.10.2", None, "vllm-head-none-sync"),
+        ("0.11.0", None, "vllm-head-piecewise-sync"),
+        ("0.14.1", None, "vllm-head-piecewise-async"),
+        ("0.15.0", "vllm-none-sync", "vllm-head-piecewise-async"),
+        ("0.16.0", "vllm-none-sync", "vllm-head-piecewise-async"),
+        ("0.25.1", "vllm-none-sync", "vllm-head-full"),
+        ("0.26.0", "vllm-piecewise-sync", "vllm-head-full"),
+        ("0.27.1", "vllm-piecewise-async", "vllm-head-full"),
+        ("0.30.0", "vllm-piecewise-async", "vllm-head-full"),
+        ("0.31.0", "vllm-none-async", "vllm-head-full"),
+        ("0.33.0", "vllm-none-async", "vllm-head-full"),
+    ],
+)
+def test_vllm_by_version(version: str, draft: str | None, head: str) -> None:
+    assert rounds("vllm", version, drafter="feature_head").costs.name == head
+    if draft is None:
+        with pytest.raises(ArchsearchError, match=r"from 0\.15 on, before that EAGLE heads; choose another --engine-version"):
+            engine_rounds("vllm", version)
+    else:
+        assert rounds("vllm", version).costs.name == draft
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "options", "name"),
+    [
+        ("vllm", "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "vllm-piecewise-async"),
+        ("vllm", "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "vllm-none-async"),
+        ("vllm", "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0", "async_scheduling": "0"}, "vllm-piecewise-sync"),
+        ("vllm", "0.20.0", {"async_scheduling": "1"}, "vllm-none-async"),
+        ("vllm", "0.28.0", {"async_scheduling": "0"}, "vllm-piecewise-sync"),
+        ("vllm", "0.28.0", {"enforce_eager": "1"}, "vllm-none-sync"),
+        ("sglang", "0.5.9", {}, "sglang-sync"),
+        ("sglang", "0.5.9", {"SGLANG_ENABLE_SPEC_V2": "1"}, "sglang-overlap"),
+        ("sglang", "0.5.23", {}, "sglang-overlap"),
+        ("sglang", "0.5.23", {"disable_overlap_schedule": "1"}, "sglang-sync"),
+        ("sglang", "0.5.23", {"disable_cuda_graph": "1"}, "sglang-none"),
+        ("tensorrt-llm", "1.0", {}, "tensorrt-llm-two-model"),
+        ("tensorrt-llm", "1.3.0", {}, "tensorrt-llm-one-model"),
+        ("transformers", "4.50", {}, "transformers"),
+        ("llama.cpp", "2025.1", {}, "llama-cpp"),
+    ],
+)
+def test_switches_and_other_engines(engine: str, version: str, options: dict[str, str], name: str) -> None:
+    assert rounds(engine, version, **options).costs.name == name
+
+
+def test_without_graphs_there_is_a_remedy_and_it_has_graphs() -> None:
+    newest = rounds("vllm")
+    assert newest.version == newest_version("vllm") and newest.costs.graph == "none"
+    assert "runner" in newest.without_graphs and newest.remedy_words() == "set VLLM_USE_V2_MODEL_RUNNER=0"
+    mended = newest.remedied()
+    assert mended is not None and mended.costs.graph == "piecewise" and mended.version == newest.version
+    old = rounds("vllm", "0.16.0")
+    assert old.remedy_words() == "use vllm 0.30.0"
+    assert old.remedied() == rounds("vllm", "0.30.0")
+    for engine, row in ROWS:  # a remedy of the table mends what it is for
+        if "remedy" in row or "remedy_options" in row:
+            version = row.get("remedy", newest_version(engine))
+            found = rounds(engine, str(version), drafter=row.get("drafter", "draft_model"), **row.get("remedy_options", {}))
+            assert found.costs.graph != "none" and not found.without_graphs
+    eager = rounds("vllm", enforce_eager="1")
+    assert eager.without_graphs == "enforce_eager" and eager.remedied() is None and eager.remedy_words() == ""
+
+
+def test_an_eager_engine_launches_the_target_too() -> None:
+    eager, graphs = rounds("vllm", "0.28.0", enforce_eager="1"), rounds("vllm", "0.28.0")
+    assert eager.eager and "target" in eager.costs.title
+    assert eager.costs.host_target_layer_s == eager.costs.host_layer_s and graphs.costs.host_target_layer_s.value == 0.0
+
+
+def test_an_unknown_version_is_answered_by_the_nearest_and_says_so() -> None:
+    assert rounds("vllm", "0.33.4").note == "", "a patch release is no news"
+    newer = rounds("vllm", "0.40.0")
+    assert newer.costs == rounds("vllm").costs and "newer than what is known here (0.33.0)" in newer.note
+    older = rounds("sglang", "0.3.0")
+    assert older.costs == rounds("sglang", "0.4.4").costs and "older than what is known here (0.4.4)" in older.note
+    assert rounds("vllm", "0.32.0+cu129").costs.name == "vllm-none-async"
+    assert engine_rounds("openvino") is None and engine_rounds("mine", "1.0") is None
+
+
+@pytest.mark.parametrize("text", ["newest", "v-1", "", "0.3x3"])
+def test_what_is_no_version(text: str) -> None:
+    with pytest.raises(ArchsearchError, match=r"is no version of vllm; write it as in --engine-version 0\.33\.0"):
+        table.parse_version("vllm", text)
+
+
+def test_switches_are_checked() -> None:
+    assert table.parse_options("vllm", ("async_scheduling=True", "VLLM_USE_V2_MODEL_RUNNER=0")) == {
+        "async_scheduling": "1", "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }  # fmt: skip
+    with pytest.raises(ArchsearchError, match="vllm has no switch 'cuda_graphs' here; it knows VLLM_USE_V2_MODEL_RUNNER"):
+        table.parse_options("vllm", ("cuda_graphs=1",))
+    with pytest.raises(ArchsearchError, match="enforce_eager is 0 or 1, not 'maybe'"):
+        table.parse_options("vllm", ("enforce_eager=maybe",))
+    with pytest.raises(ArchsearchError, match="none is known for llama.cpp"):
+        table.parse_options("llama.cpp", ("graphs=1",))
+
+
+@pytest.mark.parametrize(("text", "version"), [("vllm 0.32.0+cpu", "0.32.0"), ("0.5.9", "0.5.9"), ("no version", None)])
+def test_the_version_in_what_an_engine_prints(text: str, version: str | None) -> None:
+    assert table.version_in(text) == version
+
+
+def test_the_first_pass_of_a_round() -> None:
+    assert rounds("vllm").costs.first_pass_tokens(4) == 6, "the verified block and one more"
+    assert rounds("vllm", drafter="feature_head").costs.first_pass_tokens(4) == 5
+    assert rounds("transformers").costs.first_pass_tokens(4) == 1
+
+
+def test_bands_grow_beyond_the_batches_that_were_measured() -> None:
+    costs, plain = rounds("vllm").costs, rounds("vllm").plain
+    assert costs.band(1) == costs.band(costs.largest_batch) == 1.0 and costs.band(costs.largest_batch + 1) == BEYOND > 1.0
+    assert plain.at(256).std > BEYOND * plain.at(64).std
+    assert rounds("llama.cpp").plain.at(8).value == 0.0
