@@ -65,6 +65,7 @@ class Measurement:
     `slowdown`: median of the bracketing probe over the profile's reference probe (1.0 = the machine was as quiet as then).
     `std_s`: standard error of the median where it is known otherwise than from the spread of `times_s` (a difference of two
     medians has one time, and the std of both). Times of DIFFERENCE_KINDS may be zero or negative.
+    `kernel`: which of several kernels ran, where torch chooses one and the profiler knows it (attention on a GPU); "" elsewhere.
     """
 
     kind: str
@@ -76,6 +77,7 @@ class Measurement:
     slowdown: float = 1.0
     throttled: bool = False
     std_s: float | None = None
+    kernel: str = ""
 
     @property
     def key(self) -> tuple[str, Shape, str, str, str]:
@@ -138,6 +140,8 @@ class Measurement:
         }
         if self.std_s is not None:  # left out where empty: rows without it keep their line and the profile its fingerprint
             row["std_s"] = float(f"{self.std_s:.4g}")
+        if self.kernel:
+            row["kernel"] = self.kernel
         return row
 
     @classmethod
@@ -163,6 +167,7 @@ class Measurement:
             float(data.get("slowdown", 1.0)),
             bool(data.get("throttled", False)),
             std_s,
+            str(data.get("kernel", "")),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ def profile(folder: Path) -> Profile:
 def test_rows_survive_a_round_trip(tmp_path: Path) -> None:
     written = profile(tmp_path / "p")
     written.record(row())
+    assert "kernel" not in row().to_dict()  # rows without it keep their line, and profiles their fingerprint
+    written.record(replace(row(n=64), kernel="FlashAttention 2"))
     written.record(row(cache="warm"))
     read = Profile.load(tmp_path / "p")
     assert read.rows == written.rows

@@ -43,6 +43,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
+from archsearch.latency.attention import serving_attention
 from archsearch.latency.composed import ComposedPass, Part, composable, constants, sync_waits
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.measured_rounds import with_measured_rounds
@@ -111,6 +112,9 @@ class LatencyModel(LatencyOfRounds):
         measured = self.engine_ is not None or any(name == engine for name, _ in self._engine)
         # Rows of what an engine adds to its passes hold the choice of tokens; without them a GPU's pass is charged with it.
         self._chooses = profile.device.get("kind") == "gpu" and not measured
+        # Under CUDA graphs the rows are torch's attention; an engine in a process of its own runs another.
+        foreign = self._chooses and mode == "graph" and engine is not None and not self.facts.in_process
+        self._attention_std = serving_attention(profile).std if foreign else 0.0
         self.round_fit_: RoundFit | None = None
         if profile.device.get("kind") == "gpu" and engine is not None and not measured:
             self.rounds = rounds or engine_rounds(engine)
@@ -289,6 +293,8 @@ class LatencyModel(LatencyOfRounds):
             step = _sum(step, self._between_ranks(arch, part, ranks))
         if self._chooses:
             step = _sum(step, self._choice(arch, part))
+        if self._attention_std:
+            step = _sum(step, self._other_attention(shard(arch, ranks), part, cold))
         return self._remember(key, step)
 
     def measured_pass_s(self, shape: ForwardShape, cold: bool) -> Estimate:
@@ -324,6 +330,12 @@ class LatencyModel(LatencyOfRounds):
         known = constants()["graph"]
         waiting = known["sync_s"] * sync_waits(sum(reduces.values()), ranks)
         return Estimate(value + waiting, math.hypot(std, known["sync_relative_std"] * waiting), "modelled")
+
+    def _other_attention(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
+        """No time, but how unsure the attention of a pass is where the engine does not run the kernels that were measured."""
+        at = GROUPS.index("attention")
+        seconds = float(self._features(arch, part, cold, self.cache_)[at] * self._coefficients[at])
+        return Estimate(0.0, self._attention_std * seconds, "modelled")
 
     def _choice(self, arch: Architecture, part: Part) -> Estimate:
         """Choosing a token after each position of a pass whose logits are computed."""

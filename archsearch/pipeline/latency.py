@@ -16,6 +16,7 @@ from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataErr
 from archsearch.files import read_json, write_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
+from archsearch.latency.attention import attention_words
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.serving import default_engine, default_mode, installed_version, rounds_of, served_words
@@ -188,8 +189,9 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
     ]
     if stale:
         words += f"; WARNING: made with {', '.join(stale)}"
+    attention = f"; {named}" if (named := attention_words(profile, mode)) else ""
     if profile.imported:
-        words += f": {profile.origin}"
+        words += f": {profile.origin}{attention}"
         if mode == "eager":
             words += "; eager host time is a published constant of another stack, not measured: a rough estimate"
         return words
@@ -198,7 +200,7 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
         words += f", known error of a draft step {checked['draft step']['median_absolute_error']:.1%}"
     elif not profile.known_error:
         words += ", never checked (archsearch profile --check 20)"
-    return words
+    return words + attention
 
 
 def acceptance_for(

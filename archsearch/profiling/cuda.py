@@ -22,12 +22,13 @@ from typing import Any, Final, Protocol
 import torch
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import Attention
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import GpuState, VisibleGpu, gpu_state, idle_gpu, sm_clock_reader
 from archsearch.profiles import THROTTLED_DROP, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
-from archsearch.profiling.fused import Fused, fused_for
+from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph_backends
 from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Point, Prepared, prepare_eager
 from archsearch.profiling.timer import MAX_REPEATS, MIN_REPEATS, Timing, WeightPool
@@ -42,8 +43,8 @@ _OPENED: dict[str, VisibleGpu] = {}
 """Cards this process has found idle and opened, by device key: a second bench (another mode) takes the same one."""
 FP8: Final = "float8_e4m3fn"
 ATTENTION: Final = {
-    "graph": "torch's FlashAttention 2 on a static KV cache; serving engines choose other versions and kernels by GPU",
-    "eager": "scaled_dot_product_attention as transformers calls it",
+    "graph": "torch's FlashAttention on a static KV cache (each row says which kernel); serving engines choose others by GPU",
+    "eager": "scaled_dot_product_attention as transformers calls it (each row says which kernel)",
 }
 
 
@@ -81,10 +82,7 @@ class CudaRunner:
                     call()
 
             return row
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        # cuDNN's attention is none of those that engines run; order of preference among the others is torch's own.
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        with graph_backends():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 for call in calls[:2]:  # kernels are compiled and loaded, workspaces allocated, before the capture forbids it
@@ -303,7 +301,8 @@ class CudaBench:
         timing = self.timer(dtype).time(ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls)
         times = tuple(t / ready.per for t in timing.times_s)
         row = Measurement(point.kind, freeze_shape(point.shape()), dtype, self.mode, point.cache, times, timing.slowdown)
-        return replace(row, throttled=self._throttled(timing.slowdown))
+        named = attention_kernel(point.op, self.mode, pool.flat) if isinstance(point.op, Attention) else ""
+        return replace(row, throttled=self._throttled(timing.slowdown), kernel=named)
 
     def _fused(self, dtype: str) -> Fused:
         if dtype not in self.fused:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from archsearch.architecture.ops import Attention
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +120,55 @@ def flash_usable(query: Tensor) -> bool:
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )
+
+
+def attention_kernel(op: Attention, mode: str, like: Tensor) -> str:
+    """The kernel that torch runs for `op` on the device and in the dtype of `like`, as the profiler calls it in `mode`.
+
+    torch is asked, with tensors of one sequence: it chooses by device, dtype, heads, mask and what it was built with.
+    """
+
+    def tensor(tokens: int, heads: int) -> Tensor:
+        return like.new_empty(1, tokens, heads, op.head_dim)
+
+    query, key = tensor(op.tokens, op.q_heads), tensor(op.keys(), op.kv_heads)
+    if mode == "graph" and flash_usable(query):
+        return flash_name()
+    mask = None if op.tokens == 1 else lower_right_mask(op.tokens, op.keys(), None, like.device)[None, None]
+    query, key = query.transpose(1, 2), key.transpose(1, 2)
+    with graph_backends() if mode == "graph" else nullcontext():
+        return sdpa_name(query, key, mask)
+
+
+def sdpa_name(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+    """What scaled_dot_product_attention chooses for query [batch, heads, tokens, head_dim] and key; KV heads are repeated under a
+    mask and grouped without one, as transformers does."""
+    grouped = query.shape[1] != key.shape[1]
+    if grouped and mask is not None:
+        key, grouped = key.repeat_interleave(query.shape[1] // key.shape[1], 1), False
+    choose = getattr(torch, "_fused_sdp_choice", None)  # what the function itself asks; not public
+    if choose is None:
+        return "torch's choice"
+    names = {1: flash_name(), 2: "memory-efficient attention", 3: "cuDNN attention"}  # torch.nn.attention.SDPBackend
+    return names.get(int(choose(query, key, key, attn_mask=mask, enable_gqa=grouped)), "math attention")
+
+
+def flash_name() -> str:
+    """FlashAttention in the version that torch runs: 2, unless another one was activated."""
+    from torch.nn import attention
+
+    active = getattr(attention, "current_flash_attention_impl", lambda: None)()
+    return f"FlashAttention {str(active).removeprefix('FA')}" if active else "FlashAttention 2"
+
+
+def graph_backends() -> AbstractContextManager[None]:
+    """Where FlashAttention cannot run: what torch may choose among. cuDNN's attention is none of those that engines run."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    allowed: AbstractContextManager[None] = sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
+    return allowed
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:

@@ -105,6 +105,24 @@ def test_eager_rows(runner: FakeRunner) -> None:
     assert layer.median_s == pytest.approx(CALL_S / 4)
 
 
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_attention_rows_say_which_kernel_ran(runner: FakeRunner, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is asked as it will be called: one sequence, the heads, the keys; KV heads repeated under a mask."""
+    asked: list[tuple[Any, ...]] = []
+
+    def choose(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool) -> int:
+        asked.append((tuple(query.shape), tuple(key.shape), attn_mask is not None, enable_gqa))
+        return 2 if attn_mask is not None else 1
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
+    bench = bench_on(runner, mode)
+    several, one = Attention(5, 3, 40, 4, 2, 16), Attention(5, 1, 40, 4, 2, 16)
+    assert bench.measure(Point("attention", "cold", several), "float32").kernel == "memory-efficient attention"
+    assert bench.measure(Point("attention", "cold", one), "float32").kernel == "FlashAttention 2"
+    assert asked == [((1, 4, 3, 16), (1, 4, 43, 16), True, False), ((1, 4, 1, 16), (1, 2, 41, 16), False, True)]
+    assert bench.measure(POINTS[0], "float32").kernel == ""
+
+
 def test_the_modes_do_not_share_rows(runner: FakeRunner) -> None:
     bench = bench_on(runner)
     sweep(bench, {"float32": POINTS[:1]}, budget_s=1e9)
