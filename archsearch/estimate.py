@@ -11,11 +11,14 @@ SOURCES: Final = ("measured", "modelled", "roofline", "prior", "published", "giv
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value` with its standard deviation `std` (same unit) and its `source`, one of SOURCES."""
+    """`value` with its standard deviation `std` (same unit) and its `source`, one of SOURCES. `low`, `high`: its 5 and 95 %
+    quantiles where the shape of the doubt matters, else None."""
 
     value: float
     std: float
     source: str
+    low: float | None = None
+    high: float | None = None
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -28,11 +31,17 @@ class Estimate:
         return self.std / abs(self.value) if self.value else math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "std": self.std, "source": self.source}
+        shape = {} if self.low is None or self.high is None else {"low": self.low, "high": self.high}
+        return {"value": self.value, "std": self.std, "source": self.source, **shape}
+
+    def between(self, bounds: tuple[float, float]) -> Estimate:
+        """The same with its 5 and 95 % quantiles."""
+        return Estimate(self.value, self.std, self.source, *bounds)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Estimate:
-        return cls(float(data["value"]), float(data["std"]), str(data["source"]))
+        low, high = (None if data.get(name) is None else float(data[name]) for name in ("low", "high"))
+        return cls(float(data["value"]), float(data["std"]), str(data["source"]), low, high)
 
 
 def weakest_source(*sources: str) -> str:

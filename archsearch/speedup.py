@@ -262,6 +262,55 @@ def break_even_estimate(gamma: int, decode_s: Estimate, round_s: Estimate) -> Es
     return Estimate(alpha, min(needed_std / tau_slope(alpha, gamma), 1.0), source)
 
 
+# --- the shape of the doubt ------------------------------------------------------------------------------------------
+
+
+QUANTILE_95: Final = 1.6448536269514722  # of the standard normal distribution; its negative is the 5 % one
+
+
+def alpha_interval(alpha: Estimate) -> tuple[float, float]:
+    """5 and 95 % of alpha, whose logit is taken as normal: it stays between 0 and 1, and leans where alpha is near them. At the
+    ends of that range themselves the logit says nothing, and alpha is taken as normal."""
+    if clamped(alpha.value) != alpha.value:
+        return max(alpha.value - QUANTILE_95 * alpha.std, 0.0), min(alpha.value + QUANTILE_95 * alpha.std, 1.0)
+    level, std = logit(clamped(alpha.value)), logit_std(alpha)
+    low, high = (sigmoid(level + sign * QUANTILE_95 * std) for sign in (-1.0, 1.0))
+    return min(low, alpha.value), max(high, alpha.value)
+
+
+def tau_interval(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> tuple[float, float]:
+    """5 and 95 % of tau at gamma, from alpha (normal in its logit) and its drift along the block.
+
+    tau rises with both, so each bound is tau where both stand 1.64 std away together, shared out by how much each moves tau
+    (first-order reliability method); tau itself, bent as it is in alpha, is not made linear.
+    """
+    if gamma < 1:
+        return 1.0, 1.0
+    drift = drift or Estimate(0.0, 0.0, alpha.source)
+    level, std = logit(clamped(alpha.value)), logit_std(alpha)
+
+    def at(steps: tuple[float, float]) -> float:
+        start = sigmoid(level + steps[0] * std)
+        return tau_from_positions(drifting_positions(start, drift.value + steps[1] * drift.std, gamma))
+
+    moves = [at((1.0, 0.0)) - at((-1.0, 0.0)), at((0.0, 1.0)) - at((0.0, -1.0))]
+    whole = math.hypot(*moves)
+    if whole == 0.0:
+        value = at((0.0, 0.0))
+        return value, value
+    away = (QUANTILE_95 * moves[0] / whole, QUANTILE_95 * moves[1] / whole)
+    return at((-away[0], -away[1])), at(away)
+
+
+def speedup_interval(speedup: Estimate, tau_value: Estimate, tau_bounds: tuple[float, float]) -> tuple[float, float]:
+    """5 and 95 % of a speed-up whose tau lies between `tau_bounds`: what its std holds besides tau's, the times' part, is normal
+    in the logarithm; on each side the two add in squares."""
+    times = math.sqrt(max(speedup.relative_std**2 - tau_value.relative_std**2, 0.0))
+    down, up = (abs(math.log(bound / tau_value.value)) for bound in tau_bounds)
+    low, high = (sign * math.hypot(part, QUANTILE_95 * times) for sign, part in ((-1.0, down), (1.0, up)))
+    return speedup.value * math.exp(low), speedup.value * math.exp(high)
+
+
 # --- what a measured speed-up decides ----------------------------------------------------------------------------------
 
 DISTURBED_GAP: Final = 0.15
