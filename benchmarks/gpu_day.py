@@ -87,6 +87,7 @@ def _day(options: argparse.Namespace) -> int:
     write_json(folder / "compare.json", result)
     write_text(folder / "compare.txt", words + "\n")
     print(words)
+    say(f"all of it in {folder}")
     if left:
         say(f"left for want of time: {', '.join(left)}; the same command goes on with them")
     if options.json:

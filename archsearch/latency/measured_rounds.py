@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from archsearch.engine_rounds import EngineRounds, engine_rounds, version_in
+from archsearch.engine_rounds import EngineRounds, engine_rounds, parse_version, version_in
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.latency.round_fit import RoundFit, RoundRow, StepRow, carried_over, fit_rounds
@@ -35,6 +35,13 @@ def with_measured_rounds(model: Any, profile: Profile) -> tuple[EngineRounds | N
         if fit is not None:
             return (fit.rounds if key == name else carried_over(asked, fit.rounds)), fit
     return asked, None
+
+
+def measured_version(profile: Profile, engine: str) -> str | None:
+    """The newest version of `engine` whose rounds the profile holds; None where it holds none."""
+    shapes = [RoundShape.of(row) for row in profile.rows.values() if row.kind == "round"]
+    found = {version for shape in shapes if shape.engine == engine and (version := version_in(shape.version))}
+    return max(found, key=lambda version: parse_version(engine, version), default=None)
 
 
 def rounds_of_row(shape: RoundShape) -> EngineRounds | None:

@@ -18,10 +18,11 @@ from archsearch.engine_rounds import (
     version_in,
 )
 from archsearch.engines.environments.environment import installed
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
-from archsearch.profiles import Profile
+from archsearch.latency.measured_rounds import measured_version
+from archsearch.profiles import Profile, find_profile
 from archsearch.workload import Mode, WorkloadRequest
 
 
@@ -113,7 +114,7 @@ def rounds_of(asked: WorkloadRequest, engine: str, device: Device) -> EngineRoun
         if asked.engine_version:
             raise ArchsearchError("--engine-version is for GPUs: on a CPU the engine that is installed is measured as it runs")
         return None
-    version = asked.engine_version or installed_version(engine, device)
+    version = asked.engine_version or installed_version(engine, device) or _version_measured(asked, engine, device)
     return engine_rounds(engine, version, parse_options(engine, asked.engine_options))
 
 
@@ -127,6 +128,14 @@ def installed_version(engine: str, device: Device) -> str | None:
             return None
     found = installed(engine) if facts.recipe else None
     return version_in(found.version) if found is not None and found.device == device.kind else None
+
+
+def _version_measured(asked: WorkloadRequest, engine: str, device: Device) -> str | None:
+    """The version whose rounds the profile holds; None where it holds none, or there is no profile."""
+    try:
+        return measured_version(Profile.load(asked.profile or find_profile(device.key)), engine)
+    except MissingDataError:
+        return None
 
 
 def served_words(engine: str, rounds: EngineRounds | None, device: Device) -> str:

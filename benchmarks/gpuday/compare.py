@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention
-from archsearch.engine_rounds import EngineRounds, round_costs
+from archsearch.engine_rounds import EngineRounds, engine_rounds, round_costs
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
@@ -172,20 +172,19 @@ def cycle_cases(data: dict[str, Any], models: dict[str, Passes], by: str) -> lis
     return found
 
 
-def transformers_cases(data: dict[str, Any], models: dict[str, Passes], by: str) -> list[Case]:
-    """Rounds and plain tokens in transformers beside its passes: what is missing is what the engine adds."""
+def transformers_cases(data: dict[str, Any], model: Any, dtype: str, by: str) -> list[Case]:
+    """Plain tokens and rounds in transformers, with what is known of the engine; and rounds beside their passes alone."""
     found = []
-    target = Architecture.from_dict(data["target_architecture"])
+    target, work = Architecture.from_dict(data["target_architecture"]), Workload(1, data["context"], 1, dtype, "eager")
     for row in data["rows"]:
-        if "eager" not in models:
-            break
+        told: list[tuple[str, str, Estimate]] = []
         if row["gamma"]:
-            predicted = round_estimate(models["eager"], data, row)
-            group, name = "round: transformers (passes alone)", f"{row['draft']} draft, gamma {row['gamma']}"
+            name, draft = f"{row['draft']} draft, gamma {row['gamma']}", Architecture.from_dict(row["architecture"])
+            told.append(("round: transformers", name, model.round(target, draft, work, row["gamma"]).round_s))
+            told.append(("round: transformers, passes alone", name, round_estimate(model, data, row)))
         else:
-            predicted = models["eager"].forward_s(target, context=data["context"])
-            group, name = "plain token: transformers (passes alone)", "target alone"
-        found.append(Case(group, name, by, row["median_s"], predicted.value, predicted.std))
+            told.append(("plain token: transformers", "target alone", model.decode_s(target, work)))
+        found += [Case(group, name, by, row["median_s"], each.value, each.std) for group, name, each in told]
     return found
 
 
@@ -291,10 +290,16 @@ def compare(folder: Path) -> dict[str, Any]:
         if data:
             cases += paper_cases(data, shipped[mode], by)
             cases += paper_cases(data, fitted[mode], own) if mode in fitted else []
-    for name, made in (("cycles", cycle_cases), ("transformers", transformers_cases)):
-        data = data_of(folder, name)
-        if data:
-            cases += made(data, shipped, by) + made(data, fitted, own)
+    data = data_of(folder, "cycles")
+    if data:
+        cases += cycle_cases(data, shipped, by) + cycle_cases(data, fitted, own)
+    data = data_of(folder, "transformers")
+    if data:
+        served = shipped_models(device, dtype, "transformers", engine_rounds("transformers"), ("eager",))[1]["eager"]
+        cases += transformers_cases(data, served, dtype, by)
+        if "eager" in fitted:
+            own_model = LatencyModel(Profile.load(folder / "profile"), dtype, "eager", "transformers")
+            cases += transformers_cases(data, own_model, dtype, own)
     cases += law_cases(data_of(folder, "cycles") or {"rows": []})
     return {
         "device": device.key,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,27 @@ def test_a_device_of_no_table_is_measured() -> None:
     assert found.unverified == ("bandwidth_bytes_per_s", "flops_per_s") and found.sources["flops"].startswith("a GEMM of 64")
 
 
+def test_what_is_read_of_a_device_of_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = SimpleNamespace(major=8, minor=6, L2_cache_size=6 << 20, multi_processor_count=84)
+    real, opened = day.with_measured_speed, []
+
+    def open_bench(device: Any, profile: Profile, **options: Any) -> Any:
+        opened.append(options)
+        profile.probe_reference_s = {"bfloat16": 1e-6, "float16": 1e-6}
+        return rehearsal.CpuStandIn(profile, device, runner=rehearsal.CpuRunner(), last_level_cache_bytes=1 << 20)
+
+    monkeypatch.setattr(cuda, "open_bench", open_bench)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: seen)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(day, "with_measured_speed", partial(real, size=64, copy_bytes=1 << 20))
+    gpu: Any = SimpleNamespace(name="NVIDIA GeForce RTX 3090", memory_bytes=24 << 30)
+    found = day.measured_device(gpu, allow_busy=True)
+    assert (found.key, found.architecture, found.compute_capability) == ("nvidia-geforce-rtx-3090", "sm_86", "8.6")
+    assert found.multiprocessors == 84 and found.last_level_cache_bytes == 6 << 20
+    assert set(found.flops_per_s) == {"bfloat16", "float16"} and opened[0]["allow_busy"] is True
+    assert type(found).from_dict(found.to_dict()) == found
+
+
 def test_the_line_of_each_style_keeps_to_one_width() -> None:
     def row(style: str, layers: int, hidden: int, seconds: float) -> dict[str, Any]:
         return {"style": style, "layers": layers, "hidden_size": hidden, "host": {"median_s": seconds}}
@@ -308,8 +330,10 @@ def test_comparing_a_folder_without_a_day(tmp_path: Path, capsys: pytest.Capture
         compare.compare(tmp_path)
 
 
-def test_every_step_but_the_profiles_runs_on_a_cpu(tmp_path: Path) -> None:
-    """The real steps with their real models at tiny sizes; then the comparison of what they left."""
+def test_every_step_but_the_profiles_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real steps with their real models at tiny sizes; then the comparison of what they left, with a roofline (the whole
+    rehearsal below has the tables, which take longer to fit)."""
+    monkeypatch.setattr(compare, "list_profiles", list)
     here = Day(tmp_path, rehearsal.tiny_sizes(), rehearsal=True)
     with rehearsal.rehearsing():
         todo = [step for step in steps.steps(here) if not step.name.startswith("profile")]
@@ -324,9 +348,10 @@ def test_every_step_but_the_profiles_runs_on_a_cpu(tmp_path: Path) -> None:
     assert [row["gamma"] for row in data["cycles"]["rows"]] == [1, 2, 1, 2] and len(data["cycles"]["rows"][0]["rounds"]) == 5
     assert [row["gamma"] for row in data["transformers"]["rows"]] == [0, 1, 2, 1, 2]
     result = compare.compare(tmp_path)
-    assert "kernel tables" in result["prediction"]  # of the H200 that the rehearsal plays
+    assert result["prediction"] == "roofline of its datasheet"
     found = {row["group"] for row in result["groups"]}
     assert {"kernels: attention, decode", "paper: draft token, graph", "round: one graph", "law: eager"} <= found
+    assert {"round: transformers", "plain token: transformers"} <= found
     words = compare.text(result, [entry for entry in results.values() if entry])
     assert "REHEARSAL" in words and "host time to launch" in words
 
@@ -376,3 +401,4 @@ def test_a_whole_rehearsal_is_killed_and_goes_on(tmp_path: Path) -> None:
     found = {row["group"] for row in result["groups"]}
     assert any(group.startswith("check: draft step") for group in found) and "kernels: gemm" in found
     assert (tmp_path / "compare.txt").read_text().startswith("h200-sxm-141gb")
+    assert "kernel tables" in result["prediction"]  # of the H200 that the rehearsal plays

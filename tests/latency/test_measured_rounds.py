@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,13 @@ from archsearch.engine_rounds import engine_rounds
 from archsearch.engines.measure.rounds import round_drafts
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import load_device
-from archsearch.latency.measured_rounds import rounds_of_row, with_measured_rounds
+from archsearch.latency.measured_rounds import measured_version, rounds_of_row, with_measured_rounds
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.rounds import round_time
+from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.profile_rounds import variants
-from archsearch.profiles import Measurement, Profile, RoundShape, freeze_shape
-from archsearch.workload import Workload
+from archsearch.profiles import Measurement, Profile, RoundShape, find_profile, freeze_shape
+from archsearch.workload import Workload, WorkloadRequest
 
 TARGET = load("llama-3.1-8b").architecture
 DRAFTS = round_drafts(TARGET)
@@ -85,6 +88,23 @@ def test_without_rows_nothing_changes() -> None:
     )
     model = latency("0.33.0", dict(PIECEWISE))
     assert with_measured_rounds(model, only_steps) == (model.rounds, None)
+
+
+def test_what_was_measured_comes_before_what_is_newest(tmp_path: Path) -> None:
+    """A search on a profile that holds rounds is for the version that was measured, and says so."""
+    theirs = Profile.load(find_profile("h200-sxm-141gb"))
+    mine = Profile(theirs.device, theirs.stack, folder=tmp_path)  # kernels of the tables, as if measured here
+    mine.save_header()
+    for row in [*theirs.rows.values(), *profile_of("0.30.0", (("async_scheduling", "0"),), host_layer=0.2).rows.values()]:
+        mine.rows[row.key] = row
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row.to_dict()) + "\n" for row in mine.rows.values()))
+    assert measured_version(mine, "vllm") == "0.30.0" and measured_version(mine, "sglang") is None
+    asked = WorkloadRequest(None, profile=tmp_path, engine="vllm", engine_options=("async_scheduling=0",), context_len=CONTEXT)
+    source, _ = choose_latency(asked, TARGET)
+    assert source.rounds is not None and source.rounds.version == "0.30.0"
+    assert source.rounds.costs.host_layer_s.source == "measured" and "6 measured here" in source.words
+    other, _ = choose_latency(replace(asked, engine_version="0.20.0"), TARGET)
+    assert other.rounds is not None and other.rounds.version == "0.20.0" and "published" in other.words
 
 
 def test_rows_of_versions_that_nobody_knows_are_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import pytest
@@ -15,9 +16,11 @@ from archsearch.models.drafts import build_draft
 from archsearch.profiles import Measurement, Profile
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.cpu_sweep import sweep
-from archsearch.profiling.cuda import CudaBench, CudaRunner, open_bench, supported_dtypes
+from archsearch.profiling.cuda import CudaBench, CudaRunner, GpuTimer, open_bench, supported_dtypes
+from archsearch.profiling.cycles import Cycle, LaunchRunner, RoundStyle
 from archsearch.profiling.fused import Fused, agree, attend, flash_usable, fused_for, lower_right_mask
 from archsearch.profiling.gpu_sweep import Asked, Stop, adaptive_sweep, needs
+from archsearch.profiling.layers import LeanDecoder, LeanRun
 from archsearch.profiling.points import Point
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -118,6 +121,37 @@ def test_the_lean_decoder_is_the_module_and_its_graph_replays_it(change: dict) -
         torch.cuda.synchronize()
     scale = float(expected.std())
     assert float((out[-1].float() - expected[:, 31:]).abs().max()) < 0.05 * scale + 0.01
+
+
+@pytest.mark.parametrize("style", ["one graph", "graph per pass", "draft eager"])
+def test_rounds_in_graphs_are_the_eager_round(benches: dict[str, CudaBench], style: RoundStyle) -> None:
+    """Replayed on new tokens, a captured round writes what the round launched kernel by kernel writes."""
+    pool, fused = benches["graph"].pool("float16"), fused_for(torch.device("cuda", 0), torch.float16)
+    target, draft = TARGET.replace(num_hidden_layers=2), TARGET.replace(num_hidden_layers=1)
+    with torch.inference_mode():
+        models = [LeanDecoder.random(arch, pool, fused) for arch in (target, draft)]
+        cycles = [Cycle(*(LeanRun(model, batch=2, capacity=80) for model in models), gamma=3, context=64) for _ in range(2)]
+        run = cycles[0].run(style, benches["graph"].runner)
+        for seed in (1, 2):
+            tokens = torch.randint(0, TARGET.vocab_size, (2, 4), generator=torch.Generator().manual_seed(seed)).cuda()
+            for cycle in cycles:
+                cycle.target.cache.zero_()
+                cycle.draft.cache.zero_()
+                cycle.block.copy_(tokens)
+            run()
+            cycles[1].whole()
+            torch.cuda.synchronize()
+            assert (cycles[0].block == cycles[1].block).float().mean() > 0.7  # ties of half precision may fall otherwise
+
+
+def test_launching_is_no_longer_than_waiting_for_it_too(benches: dict[str, CudaBench]) -> None:
+    bench = benches["eager"]
+    timer = bench.timer("float16")
+    launch = GpuTimer(LaunchRunner(bench.runner), timer.probe, timer.reference_s)
+    with torch.inference_mode():
+        weight = torch.randn(8192, 8192, device="cuda", dtype=torch.float16)
+        times = [clock.time(lambda: weight @ weight, calls=1) for clock in (launch, timer)]
+    assert statistics.median(times[0].times_s) < 0.5 * statistics.median(times[1].times_s)
 
 
 def test_float8_is_faster_where_it_exists(benches: dict[str, CudaBench], device: Device) -> None:
