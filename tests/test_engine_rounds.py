@@ -87,6 +87,7 @@ def test_vllm_by_version(version: str, draft: str | None, head: str) -> None:
         ("vllm", "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "vllm-piecewise-async"),
         ("vllm", "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "vllm-none-async"),
         ("vllm", "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0", "async_scheduling": "0"}, "vllm-piecewise-sync"),
+        ("vllm", "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "1", "async_scheduling": "0"}, "vllm-none-sync"),
         ("vllm", "0.20.0", {"async_scheduling": "1"}, "vllm-none-async"),
         ("vllm", "0.28.0", {"async_scheduling": "0"}, "vllm-piecewise-sync"),
         ("vllm", "0.28.0", {"enforce_eager": "1"}, "vllm-none-sync"),

@@ -77,6 +77,16 @@ def test_another_class_lends_what_launching_a_layer_takes_where_it_launches_alik
     assert with_measured_rounds(other, profile) == (other.rounds, None)
 
 
+def test_the_second_runner_measured_without_async_scheduling_lends_its_launches_to_the_usual_one() -> None:
+    """archsearch runs vLLM with asynchronous scheduling off; people serve with it on."""
+    profile = profile_of("0.33.0", (("VLLM_USE_V2_MODEL_RUNNER", "1"), ("async_scheduling", "0")), host_layer=0.3, round=0.9)
+    usual = latency("0.33.0")
+    rounds, fit = with_measured_rounds(usual, profile)
+    assert rounds is not None and fit is not None and usual.rounds is not None and rounds.costs.name == "vllm-none-async"
+    assert 1e3 * rounds.costs.host_layer_s.value == pytest.approx(0.3, rel=0.1)
+    assert rounds.costs.round_s == usual.rounds.costs.round_s  # what synchronising costs is not what was asked
+
+
 def test_without_rows_nothing_changes() -> None:
     model = latency("0.33.0")
     assert with_measured_rounds(model, Profile({"kind": "gpu"}, {})) == (model.rounds, None)
