@@ -20,6 +20,9 @@ from archsearch.estimate import Estimate, weakest_source
 
 ALPHA_LIMITS: Final = (0.002, 0.998)  # beyond these a measured alpha says nothing about its logit
 
+# The largest gamma that is looked at unless someone says otherwise.
+MAX_GAMMA: Final = 16
+
 # A number, or a function of gamma.
 OfGamma = Callable[[int], float]
 
@@ -188,7 +191,7 @@ def best_gamma(
     draft_s_of_gamma: OfGamma,
     verify_s_of_gamma: OfGamma,
     overhead_s_of_gamma: OfGamma | float = 0.0,
-    max_gamma: int = 8,
+    max_gamma: int = MAX_GAMMA,
 ) -> GammaChoice:
     """The gamma in 0..max_gamma with the largest speed-up (the smaller of equals); 0 means that speculation does not pay.
 

@@ -16,7 +16,7 @@ from archsearch.cli.output import emit
 @click.option("--target", required=True, metavar="T", help="Catalogue name, folder with config.json, or hub id.")
 @click.option("--draft", "drafts", required=True, multiple=True, metavar="D", help="A draft that exists; repeat for more.")
 @click.option(
-    "--gamma", type=click.IntRange(min=1), metavar="N", help="Draft tokens per verification (default: the best of 1 to 8)."
+    "--gamma", type=click.IntRange(min=1), metavar="N", help="Draft tokens per verification (default: the best of 1 to 16)."
 )
 @training_option
 @partial(common, several_engines=True)

@@ -10,12 +10,13 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.models.files import has_weights
+from archsearch.speedup import MAX_GAMMA
 
 if TYPE_CHECKING:
     from archsearch.acceptance.measured import Trace
 
 
-MAX_GAMMA_REPLAYED: Final = 8
+MAX_GAMMA_REPLAYED: Final = MAX_GAMMA
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,9 @@ from archsearch.workload import Workload, WorkloadRequest
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """What `archsearch estimate` was asked. `alpha`: `prior`, or a number; `gamma` None: the best of 1 to
-    Scorer's most. `training`: how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as is known of each.
-
-    `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`; each pair is priced in each.
-    """
+    """What `archsearch estimate` was asked. `alpha`: `prior`, or a number; `gamma` None: the best of 1 to 16. `training`:
+    how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as is known of each. `engines` and
+    `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`; each pair is priced in each."""
 
     target: str
     drafts: tuple[str, ...]

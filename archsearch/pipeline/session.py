@@ -24,6 +24,7 @@ from archsearch.pipeline.serving import with_engine
 from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
+from archsearch.speedup import MAX_GAMMA
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.workload import Workload, WorkloadRequest
 
@@ -33,7 +34,7 @@ PRIOR_FILE = "prior.json"
 @dataclass(frozen=True)
 class SearchRequest:
     """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine, after `finalists` drafts were
-    trained; 0 ends with the ranking. `domain`: "" for one that follows from the rest (`with_domain`). `climb`: short
+    trained; 0 ends with the ranking. `domain`: "" for one that follows from the rest (`settled`). `climb`: short
     trainings decide which shapes are trained in full, and `time_budget_s` holds everything."""
 
     target: str
@@ -54,7 +55,7 @@ class SearchRequest:
     run: Path | None = None
     seed: int = 0
     top: int = 5
-    max_gamma: int = 8
+    max_gamma: int = MAX_GAMMA
     climb: bool = False
 
     @property
@@ -79,14 +80,18 @@ class SearchRequest:
 
             read_texts(self.text)
 
-    def with_domain(self) -> SearchRequest:
-        """The same request with a domain: the run's where it continues one; `narrow` where prompts of one kind decide (the
-        user's, or the ones that drafts are trained on); else `chat`."""
-        if self.domain:
-            return self
+    def settled(self) -> SearchRequest:
+        """The same request with what nobody said: the run's domain and largest gamma where it continues one; else the domain
+        `narrow` where prompts of one kind decide (the user's, or the ones that drafts are trained on), `chat` where not."""
         if self.run is not None and (self.run / "run.yaml").exists():
-            return replace(self, domain=str(open_run(self.run).arguments.get("domain") or "narrow"))
-        return replace(self, domain="narrow" if self.prompts is not None or self.confirm else "chat")
+            before = open_run(self.run).arguments
+            gamma = before.get("max_gamma") if self.max_gamma == MAX_GAMMA else None
+            return replace(
+                self,
+                domain=self.domain or str(before.get("domain") or "narrow"),
+                max_gamma=int(gamma) if gamma else self.max_gamma,
+            )
+        return replace(self, domain=self.domain or ("narrow" if self.prompts is not None or self.confirm else "chat"))
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
@@ -170,7 +175,7 @@ class SearchSession:
 
         `run`: an opened run to go on with, whatever profile it was searched with.
         """
-        request = request.with_domain()
+        request = request.settled()
         if run is None:
             request.check_files()
             request = replace(request, asked=with_engine(request.asked))
@@ -208,6 +213,8 @@ class SearchSession:
             domain=request.domain,
             limits=limits,
         )
+        # A window that does not reach the end of an answer costs alpha there, also where it holds the context.
+        scorer = scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
         return cls(request, target, source, space, scorer, run, prior_words)
 
     @classmethod

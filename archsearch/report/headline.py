@@ -20,11 +20,13 @@ from archsearch.report.phrases import (
     speedup_words,
     unprofiled_words,
 )
-from archsearch.report.reading import Shown, complete_trials
+from archsearch.report.reading import Shown, complete_trials, target_shape
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.load import LoadRecord
 from archsearch.runs.run import Run
 from archsearch.schedule import ranges_words
+from archsearch.search.space import SearchSpace
+from archsearch.speedup import MAX_GAMMA
 
 LOADS_SHOWN: Final = 2  # other candidates than the lead whose measurements under load are told at the top
 CONCURRENCIES_SHOWN: Final = 4
@@ -94,7 +96,19 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     ties = [str(item.rank) for item in found if item.group == lead.group and item is not lead]
     if ties:
         lines.append(f"Cannot be told apart from it: rank {', '.join(ties)}. Choose by size, or train and confirm more than one.")
+    lines += _edge_lines(run, lead)
     return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0), lead)
+
+
+def _edge_lines(run: Run, lead: Shown) -> list[str]:
+    """In which dimensions the lead stands at the end of what was searched."""
+    target = target_shape(run)
+    if target is None:
+        return []
+    edges = SearchSpace.from_dict(dict(run.info["space"]), "space").edges(lead.score.architecture, target)
+    if lead.score.gamma >= int(run.arguments.get("max_gamma") or MAX_GAMMA):
+        edges.append("gamma")
+    return [f"At the edge of the space: {', '.join(edges)}. A better one may lie beyond (--space FILE)."] if edges else []
 
 
 def _batch_size(run: Run) -> int:

@@ -151,16 +151,22 @@ class _Gaps:
         return math.hypot(*(alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-9) for alpha in pair))
 
 
-def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
-    """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the fastest."""
-    from archsearch.acceptance.estimator import AcceptanceContext
+def target_shape(run: Run) -> Architecture | None:
+    """The shape of a run's target; None where it is not on this machine: a hub id is not looked up for a report."""
     from archsearch.models.targets import resolve_target
 
     target = str(run.arguments.get("target", ""))
-    try:  # the prior caps what size brings at the target's size; a hub id is not looked up for a report
-        shape = resolve_target(target).architecture if "/" not in target or Path(target).is_dir() else None
+    try:
+        return resolve_target(target).architecture if "/" not in target or Path(target).is_dir() else None
     except ArchsearchError:
-        shape = None
+        return None
+
+
+def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
+    """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the fastest."""
+    from archsearch.acceptance.estimator import AcceptanceContext
+
+    shape = target_shape(run)  # the prior caps what size brings at the target's size
     asked = run.arguments
     context = AcceptanceContext(
         shape, float(asked.get("temperature", 0.0)), int(asked.get("context", 512)), str(asked.get("domain", "narrow"))

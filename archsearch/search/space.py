@@ -139,6 +139,27 @@ class SearchSpace:
         """
         return replace(self, draft_ranks=draft_ranks, longest=longest)
 
+    def edges(self, shape: Architecture, target: Architecture) -> list[str]:
+        """The dimensions in which a shape stands at the first or last of several choices, so that a better one may lie outside.
+
+        Not where nothing lies beyond: one layer, a head with all rows. How heads are cut is left out: it moves little.
+        """
+        values = {
+            "num_hidden_layers": (shape.num_hidden_layers, 1.0),
+            "hidden_size": (shape.hidden_size, None),
+            "ffn_ratio": (shape.intermediate_size / shape.hidden_size, None),
+            "draft_vocab_size": (shape.head_rows, target.vocab_size),
+        }
+        found = []
+        for dimension in self.dimensions(target):
+            value, last = values.get(dimension.name, (0.0, 0.0))
+            if len(dimension.choices) < 2 or value == last:
+                continue
+            slack = self.ffn_multiple / shape.hidden_size / 2 if dimension.name == "ffn_ratio" else 0.0
+            if not float(dimension.choices[0]) + slack < value < float(dimension.choices[-1]) - slack:
+                found.append(dimension.name)
+        return found
+
     # -- for one target ------------------------------------------------------------------------------------------------------
 
     def dimensions(self, target: Architecture) -> tuple[Dimension, ...]:

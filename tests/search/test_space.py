@@ -178,3 +178,28 @@ def test_schema_errors_name_file_key_and_what_is_allowed(tmp_path, text, words):
 def test_unknown_space_lists_the_known():
     with pytest.raises(ArchsearchError, match="no search space called 'nope'.*demo"):
         load_space("nope")
+
+
+def test_edges_of_a_space() -> None:
+    target = Architecture(4096, 11008, 32, 32, 32, 128, 32000)
+    space = SearchSpace.from_dict(
+        {
+            "dimensions": {
+                "num_hidden_layers": [1, 2, 4],
+                "hidden_size": [1024, 2048, 4096],
+                "ffn_ratio": [1, 2, 4],
+                "num_key_value_heads": [8],
+                "kv_group_size": [1],
+                "head_dim": [128],
+                "draft_vocab_size": [8192, 16384, "target"],
+            }
+        },
+        "three",
+    )
+    inside = Architecture(2048, 4096, 2, 8, 8, 128, 32000, draft_vocab_size=16384)
+    assert space.edges(inside, target) == []
+    assert space.edges(inside.replace(hidden_size=4096, intermediate_size=8192), target) == ["hidden_size"]
+    assert space.edges(inside.replace(num_hidden_layers=4, intermediate_size=8192), target) == ["num_hidden_layers", "ffn_ratio"]
+    assert space.edges(inside.replace(draft_vocab_size=8192), target) == ["draft_vocab_size"]
+    # nothing lies beyond one layer, or beyond a head with all rows
+    assert space.edges(inside.replace(num_hidden_layers=1, draft_vocab_size=None), target) == []
