@@ -461,9 +461,15 @@ def list_profiles() -> list[Path]:
     return [header.parent for root in profile_roots() if root.is_dir() for header in sorted(root.glob("*/*/profile.json"))]
 
 
+def profiles_of(device_key: str) -> list[Path]:
+    """The profiles of a device: rows of this tool's own profiler before imported tables, then the most rows first."""
+    found = [folder for folder in list_profiles() if folder.parent.name == device_key]
+    return sorted(found, key=lambda folder: (_imported(folder), -_size(folder / "rows.jsonl")))
+
+
 def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Path:
     """The profile of a device: the same software stack where there is one, else the one with most rows."""
-    found = [folder for folder in list_profiles() if folder.parent.name == device_key]
+    found = profiles_of(device_key)
     if not found:
         gpu = "cpu" if device_key.startswith("cpu-") else device_key
         raise MissingDataError(f"no profile of {device_key}; make one on that device with: archsearch profile --gpu {gpu}")
@@ -472,8 +478,7 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
             for folder in found:
                 if folder.name == stack_key(wanted):
                     return folder
-    # Rows of this tool's own profiler before imported tables, then the most rows.
-    return max(found, key=lambda folder: (not _imported(folder), _size(folder / "rows.jsonl")))
+    return found[0]
 
 
 def _imported(folder: Path) -> bool:

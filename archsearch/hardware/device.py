@@ -24,7 +24,8 @@ class Device:
 
     `name`: exactly what NVML prints. `memory_bytes`: what the driver reports where known. `flops_per_s`: peak by dtype name;
     a dtype that is missing is not supported. `sustained_flops_per_s`: the best a GEMM was measured to reach, by dtype.
-    `last_level_cache_bytes`: None where unknown. `link_bytes_per_s`: per direction to a neighbour, 0 without a link.
+    `last_level_cache_bytes`: None where unknown. `link_bytes_per_s`: per direction to a neighbour, 0 without a link;
+    `link_ranks`: how many devices it joins at most (2: a bridge), None: all of a machine.
     `unverified`: fields whose source is weak. `native_bf16`: the processor multiplies bfloat16 itself.
     """
 
@@ -39,6 +40,7 @@ class Device:
     aliases: tuple[str, ...] = ()
     last_level_cache_bytes: int | None = None
     link_bytes_per_s: float = 0.0
+    link_ranks: int | None = None
     sustained_flops_per_s: Mapping[str, float] = field(default_factory=dict, hash=False)
     multiprocessors: int | None = None
     compute_capability: str | None = None

@@ -22,7 +22,9 @@ import yaml
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, PassOps, head_ops, layer_ops, sample_op
 from archsearch.estimate import Estimate
+from archsearch.hardware.device import Device
 from archsearch.latency.ops import OpModel
+from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
 
 SHARED: Final = 0.5  # share of an op's error variance that all ops of its kind in a table have in common
@@ -62,13 +64,18 @@ def table_dtype(profile: Profile, dtype: str) -> str:
 
 
 class ComposedPass:
-    """Seconds and std of whole steps from the kernel rows of a GPU profile."""
+    """Seconds and std of whole steps from the kernel rows of a GPU profile; with `device`, carried over to that relative."""
 
-    def __init__(self, profile: Profile, dtype: str, mode: str) -> None:
+    def __init__(self, profile: Profile, dtype: str, mode: str, device: Device | None = None) -> None:
         self.mode = mode
-        self._gemm = OpModel(profile, dtype, "graph")
+
+        def ops(name: str) -> OpModel | CarriedOps:
+            measured = OpModel(profile, name, "graph")
+            return measured if device is None else CarriedOps(measured, device)
+
+        self._gemm = ops(dtype)
         # with 8-bit weights the rest runs in 16 bits
-        self._rest = OpModel(profile, "bfloat16", "graph") if dtype == "float8_e4m3fn" else self._gemm
+        self._rest = ops("bfloat16") if dtype == "float8_e4m3fn" else self._gemm
         self._eager_reduce = _eager_all_reduce(profile)
         self._constants = constants()
 

@@ -43,6 +43,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
+from archsearch.hardware.device import Device
 from archsearch.latency.attention import serving_attention
 from archsearch.latency.composed import ComposedPass, Part, composable, constants, sync_waits
 from archsearch.latency.engine_passes import EnginePasses, known_engines
@@ -52,6 +53,7 @@ from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.latency.round_fit import RoundFit
 from archsearch.latency.rounds import LatencyOfRounds, plain_step
+from archsearch.latency.transfer import kernels_of
 from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
 
@@ -76,7 +78,8 @@ class LatencyModel(LatencyOfRounds):
     """Latency of forward passes from a Profile, for one dtype and mode; with `engine`, what that engine adds (see `round`).
 
     `rounds`: how the engine's version runs rounds on a GPU (default: the newest known); it plays no part on a CPU, where what an
-    engine adds is measured with the profile.
+    engine adds is measured with the profile. `carried_to`: a GPU that nobody measured, answered from this profile's kernels
+    (`archsearch.latency.transfer`).
     After construction of a fitted model `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out relative errors of whole
     passes) hold what was learnt; of a composed one `composed_` is what puts its passes together, and None otherwise.
     Raises MissingDataError where the profile holds too few rows.
@@ -89,8 +92,10 @@ class LatencyModel(LatencyOfRounds):
         mode: str = "eager",
         engine: str | None = None,
         rounds: EngineRounds | None = None,
+        carried_to: Device | None = None,
     ) -> None:
-        self.profile = profile
+        self.profile, self.carried_to = profile if carried_to is None else kernels_of(profile), carried_to
+        profile = self.profile
         self.engine, self.facts = engine, engine_facts(engine)
         self.dtype = dtype
         self.mode = mode
@@ -104,7 +109,7 @@ class LatencyModel(LatencyOfRounds):
             self.engine_ = EnginePasses(profile, dtype, mode, engine)
         whole = len(profile.select("forward", dtype, mode))
         if whole < MIN_ROWS["forward"] and composable(profile, dtype):
-            self.composed_ = ComposedPass(profile, dtype, mode)
+            self.composed_ = ComposedPass(profile, dtype, mode, carried_to)
         else:
             self.ops = OpModel(profile, dtype, mode)
             self._fit()
@@ -360,7 +365,7 @@ class LatencyModel(LatencyOfRounds):
     def _kernels(self) -> ComposedPass | None:
         """What composes a pass of its ops, where this profile has such rows."""
         if self.composed_ is None and self.mode == "graph" and composable(self.profile, self.dtype):
-            return ComposedPass(self.profile, self.dtype, self.mode)
+            return ComposedPass(self.profile, self.dtype, self.mode, self.carried_to)
         return self.composed_
 
     def _remember(self, key: tuple[Any, ...], estimate: Estimate) -> Estimate:
@@ -481,7 +486,8 @@ class LatencyModel(LatencyOfRounds):
             known["engine_passes"] = {"engine": self.engine, **self.engine_.summary()}
         if self.composed_ is not None:
             words = self.rounds.costs.source if self.rounds is not None else None
-            return known | {"constants": constants()[self.mode], "engine": words}
+            carried = {} if self.carried_to is None else {"carried_to": self.carried_to.key}
+            return known | carried | {"constants": constants()[self.mode], "engine": words}
         errors = np.abs(self.loo_)
         return known | {
             "coefficients": self.coefficients_,

@@ -13,19 +13,16 @@ from collections import Counter
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Op, PassOps, forward_ops
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.composed import constants, sync_waits
+from archsearch.latency.datasheet import datasheet_s
 from archsearch.latency.rounds import LatencyOfRounds, plain_step
-from archsearch.workload import DTYPE_BYTES, Workload
+from archsearch.workload import Workload
 
-BANDWIDTH_SHARE: Final = 0.8  # bytes / (0.8 bandwidth) + 3 us fits measured decode GEMMs of A100, H100, H200 and B200 to 14-21 %
-PEAK_SHARE: Final = 0.7
-KERNEL_S: Final = 3e-6
 RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}
 
 
@@ -40,20 +37,14 @@ class RooflineLatency(LatencyOfRounds):
     ) -> None:
         self.device, self.dtype, self.mode, self.engine = device, dtype, mode, engine
         self.facts = engine_facts(engine)
-        self.dtype_bytes = DTYPE_BYTES[dtype]
-        self._bandwidth = BANDWIDTH_SHARE * device.bandwidth_bytes_per_s
-        self._flops = PEAK_SHARE * device.peak_flops_per_s(dtype)
+        device.peak_flops_per_s(dtype)  # refuses a dtype that the device lacks
         self._known: dict[tuple[object, ...], Estimate] = {}
         if device.kind == "gpu" and engine is not None:
             self.rounds = rounds or engine_rounds(engine)
 
     def op_s(self, op: Op) -> float:
         """Seconds of one op on the device."""
-        if isinstance(op, AllReduce):
-            link = self.device.link_bytes_per_s or 16e9  # no link known: PCIe 4 x8
-            return 2 * (op.ranks - 1) / op.ranks * op.elements * self.dtype_bytes / link + 5e-6
-        kind = OP_KINDS[op.kind]
-        return max(kind.elements(op) * self.dtype_bytes / self._bandwidth, kind.flops(op) / self._flops) + KERNEL_S
+        return datasheet_s(self.device, op, self.dtype)
 
     def forward_s(
         self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False

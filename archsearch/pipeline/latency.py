@@ -14,13 +14,15 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
 from archsearch.files import read_json, write_json
-from archsearch.hardware.device import Device
+from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.attention import attention_words
+from archsearch.latency.composed import composable
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
+from archsearch.latency.transfer import STEP_ERRORS, distance, same_generation
 from archsearch.pipeline.serving import default_engine, default_mode, installed_version, rounds_of, served_words
-from archsearch.profiles import Profile, cpu_stack, find_profile
+from archsearch.profiles import Profile, cpu_stack, find_profile, profiles_of
 from archsearch.search.objective import Latency
 from archsearch.threads import DEFAULT
 from archsearch.workload import Mode, Workload, WorkloadRequest
@@ -72,16 +74,17 @@ def fitting_ranks(device: Device, target: Architecture, batch_size: int, context
 def choose_latency(asked: WorkloadRequest, target: Architecture) -> tuple[LatencySource, Workload]:
     """The latency model that answers, and the workload with everything chosen that was left open.
 
-    The model is that of the profile named, or of the device's profile, or, where nobody profiled it, the datasheet roofline
-    (marked). Without a dtype: the one in which the profile says that the target decodes fastest; a speed-up over a slower dtype
-    is none. Raises ArchsearchError where no number of devices holds the target, MissingDataError without a usable profile.
+    The model is that of the profile named, or of the device's profile; where nobody profiled it, the kernels of a relative
+    carried over by the datasheets, and without a relative the datasheet roofline (each said so). Without a dtype: the one in
+    which the profile says that the target decodes fastest; a speed-up over a slower dtype is none. Raises ArchsearchError where
+    no number of devices holds the target, MissingDataError without a usable profile.
     """
     profile, device = _profile_and_device(asked)
     if asked.engine is None:
         asked = replace(asked, engine=default_engine(device, asked.mode))
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
-        source = _roofline(device, mode, asked)
+        source = _carried(device, mode, asked) or _roofline(device, mode, asked)
     else:
         source = _profiled(profile, device, mode, asked, target)
     served = served_words(source.engine, source.rounds, device)
@@ -106,6 +109,46 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
 def _workload(asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode) -> Workload:
     ranks = asked.tensor_parallel or fitting_ranks(device, target, asked.batch_size, asked.context_len, dtype)
     return Workload(asked.batch_size, asked.context_len, ranks, dtype, mode, asked.temperature)
+
+
+def relative_of(device: Device, dtype: str) -> Profile | None:
+    """The profile of the nearest GPU of the same generation whose kernels were measured in `dtype`, the user's own first."""
+    near = [
+        other
+        for other in devices().values()
+        if other.key != device.key and dtype in other.flops_per_s and same_generation(device, other)
+    ]
+    for other in sorted(near, key=lambda other: distance(device, other, dtype)):
+        for folder in profiles_of(other.key):
+            profile = Profile.load(folder)
+            if composable(profile, dtype):
+                return profile
+    return None
+
+
+def _carried(device: Device, mode: Mode, asked: WorkloadRequest) -> LatencySource | None:
+    """The answer from a relative's kernels; None where no GPU of the generation was measured in the dtype."""
+    name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
+    profile = relative_of(device, name) if name in device.flops_per_s else None
+    if profile is None:
+        return None
+    relative, engine = str(profile.device["key"]), str(asked.engine)
+    rounds = rounds_of(asked, engine, device)
+    latency = LatencyModel(profile, name, mode, engine, rounds, device)
+    errors = ", ".join(f"{error:.0%} of {what}" for what, error in STEP_ERRORS.items())
+    words = (
+        f"kernels of {relative} carried over to {device.key} by the datasheets, {name}, {mode} mode (error seen between measured "
+        f"GPUs: {errors}; profile {profile.folder}: {profile.origin})"
+    ) + (f"; {named}" if (named := attention_words(profile, mode)) else "")
+    data = {
+        "carried_from": str(profile.folder),
+        "hash": profile.fingerprint(),
+        "source": f"kernels of {relative}, carried over by the datasheets",
+        "dtype": name,
+        "mode": mode,
+        "origin": f"{profile.origin}; carried over from {relative} by the datasheets",
+    }
+    return LatencySource(latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds)
 
 
 def _roofline(device: Device, mode: Mode, asked: WorkloadRequest) -> LatencySource:

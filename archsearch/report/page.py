@@ -200,7 +200,8 @@ def _section_provenance(run: Run) -> str:
              f"{device['memory_bytes'] / 2**30:.1f} GiB" if device.get("memory_bytes") else ""]  # fmt: skip
     rows.append(("device", " · ".join([str(device.get("key", "unknown")), *(fact for fact in facts if fact)])))
     if profile.get("hash"):
-        rows.append(("profile", f"{profile.get('folder')}, hash {profile['hash']}{_known_error(profile)}"))
+        folder = profile.get("folder") or f"{profile.get('carried_from')} ({profile.get('source')})"
+        rows.append(("profile", f"{folder}, hash {profile['hash']}{_known_error(profile)}"))
     else:
         rows.append(("profile", f"none: latencies from the {profile.get('source', 'unknown')}" if profile else "not recorded"))
     if profile.get("served"):

@@ -146,7 +146,7 @@ def with_measured_speed(
     device: Device, bench: CudaBench, dtypes: list[str], size: int = 8192, copy_bytes: int = 1 << 30, **facts: Any
 ) -> Device:
     """`device` with the bandwidth and the peak that `bench` sees, over the shares of them that a roofline takes."""
-    from archsearch.latency.roofline import BANDWIDTH_SHARE, PEAK_SHARE
+    from archsearch.latency.datasheet import BANDWIDTH_SHARE, PEAK_SHARE
 
     source = torch.empty(copy_bytes, dtype=torch.uint8, device=bench.runner.device)
     copy = torch.empty_like(source)
