@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.engine_facts import engine_facts
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
@@ -52,7 +52,8 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     benches = {
         mode: cuda.open_bench(device, profile, mode=mode, dtype=dtype, allow_busy=request.allow_busy) for mode, dtype in plans
     }
-    profile.provenance |= {mode: bench.provenance() for mode, bench in benches.items()}  # a mode measured before keeps its own
+    # A mode measured before keeps its own, and the kernels that were used then.
+    profile.provenance |= {mode: _with_known_kernels(profile, mode, bench.provenance()) for mode, bench in benches.items()}
     profile.save_header()
     for mode, dtype in plans:
         bench = benches[mode]
@@ -69,8 +70,11 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         with ProgressLine(f"profile {mode} {dtype}") as line:
             stop = selection.Stop(budget_s=request.budget_s / len(plans))
             result = selection.adaptive_sweep(bench, wanted, dtype, stop, progress=line)
-        for row in collectives.measure_all_reduces(collectives.measurable(wanted.all_reduces()), dtype, mode):
-            profile.record(row)
+        try:
+            for row in collectives.measure_all_reduces(collectives.measurable(wanted.all_reduces()), dtype, mode):
+                profile.record(row)
+        except RunFailed as error:  # everything else is measured; a shipped table stands in
+            skipped.append(str(error))
         if request.engine and not engine_facts(request.engine_name).in_process and mode == "graph":
             for opened in benches.values():
                 opened.release()
@@ -88,7 +92,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             checks[name] = check_profile(bench, profile, unseen, request.target, dtype, request.check, memory, mode=mode)
     for bench in benches.values():
         skipped += [str(entry) for entry in bench.skipped]
-    profile.provenance |= {mode: bench.provenance() for mode, bench in benches.items()}  # now with the kernels that were used
+    profile.provenance |= {mode: _with_known_kernels(profile, mode, bench.provenance()) for mode, bench in benches.items()}
     profile.save_header()
     return {
         "folder": str(folder),
@@ -105,6 +109,12 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         "known_error": profile.known_error,
         "provenance": profile.provenance,
     }
+
+
+def _with_known_kernels(profile: Profile, mode: str, found: dict[str, Any]) -> dict[str, Any]:
+    """A bench's provenance; it names the small kernels only of dtypes that it has measured in this process."""
+    known = profile.provenance.get(mode, {}).get("fused_kernels", {})
+    return found | {"fused_kernels": known | found["fused_kernels"]}
 
 
 def gpu_dtypes(device: Device, mode: str, asked: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -131,13 +131,15 @@ def attention_kernel(op: Attention, mode: str, like: Tensor) -> str:
     def tensor(tokens: int, heads: int) -> Tensor:
         return like.new_empty(1, tokens, heads, op.head_dim)
 
-    query, key = tensor(op.tokens, op.q_heads), tensor(op.keys(), op.kv_heads)
-    if mode == "graph" and flash_usable(query):
+    query, key = tensor(op.tokens, op.q_heads), tensor(op.keys(), op.kv_heads).transpose(1, 2)
+    groups = op.q_heads // op.kv_heads if mode == "graph" else 1
+    mask = None if op.tokens == 1 else lower_right_mask(op.tokens, op.keys(), None, like.device, groups)
+    if mode == "eager":
+        return sdpa_name(query.transpose(1, 2), key, mask)
+    if flash_usable(query):
         return flash_name()
-    mask = None if op.tokens == 1 else lower_right_mask(op.tokens, op.keys(), None, like.device)[None, None]
-    query, key = query.transpose(1, 2), key.transpose(1, 2)
-    with graph_backends() if mode == "graph" else nullcontext():
-        return sdpa_name(query, key, mask)
+    with graph_backends():
+        return sdpa_name(pack_groups(query, op.kv_heads), key, mask)
 
 
 def sdpa_name(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
@@ -195,23 +197,29 @@ def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None = None)
             window_size_left=left,
             window_size_right=0 if causal else right,
         )[0]
-    mask = None
+    groups, mask = query.shape[2] // key.shape[2], None
     if tokens > 1 or (window is not None and keys > window):
-        mask = lower_right_mask(tokens, keys, window, query.device)
-    output = functional.scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=mask,
-        enable_gqa=query.shape[2] != key.shape[2],
-    )
-    return output.transpose(1, 2)
+        mask = lower_right_mask(tokens, keys, window, query.device, groups)
+    packed = pack_groups(query, key.shape[2])
+    output = functional.scaled_dot_product_attention(packed, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask)
+    return output.unflatten(2, (groups, tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def pack_groups(query: Tensor, kv_heads: int) -> Tensor:
+    """query [batch, tokens, heads, head_dim] -> [batch, kv_heads, groups * tokens, head_dim].
+
+    All queries of a KV head stand in one block, as flash decoding packs them: the cache is read once and never repeated. Grouped
+    heads under a mask would fall back to torch's math kernel on CUDA.
+    """
+    groups = query.shape[2] // kv_heads
+    return query.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
 @lru_cache(maxsize=64)
-def lower_right_mask(tokens: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """[tokens, keys], True where token i sees key j: keys - tokens + i - window < j <= keys - tokens + i."""
-    last = torch.arange(keys - tokens, keys, device=device)[:, None]
+def lower_right_mask(tokens: int, keys: int, window: int | None, device: torch.device, groups: int = 1) -> Tensor:
+    """[groups * tokens, keys], True where token i sees key j: keys - tokens + i - window < j <= keys - tokens + i, for each group
+    of queries."""
+    last = torch.arange(keys - tokens, keys, device=device).repeat(groups)[:, None]
     at = torch.arange(keys, device=device)[None]
     seen = at <= last
     return seen if window is None else seen & (at > last - window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,12 @@ def on(device: str, found: list[Measurement], dtype: str = "bfloat16", mode: str
 def test_rows_of_as_many_ranks_answer_first() -> None:
     seconds, std = on("h200", rows(4))(AllReduce(1 << 15, 4))
     assert seconds == pytest.approx(1e-5 + 1e-12 * (1 << 15)) and std == 0.05
+
+
+def test_rows_of_nccl_are_not_what_an_engine_runs() -> None:
+    own = [replace(row, kernel="NCCL") for row in rows(4)]
+    seconds, std = on("h200", own)(AllReduce(1 << 15, 4))
+    assert seconds == pytest.approx(1e-5 + 1e-12 * (1 << 15)) and std == LIKE_STD
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

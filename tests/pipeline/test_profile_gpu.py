@@ -14,13 +14,13 @@ import pytest
 import torch
 import yaml
 
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.hardware.device import load_device
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline import ProfileRequest, choose_latency, profile_device, profile_rounds
 from archsearch.pipeline import profile as pipeline_profile
 from archsearch.profiles import Profile, RoundShape
-from archsearch.profiling import cuda
+from archsearch.profiling import collectives, cuda
 from archsearch.profiling import gpu_sweep as selection
 from archsearch.profiling.cuda import CudaBench
 from archsearch.report.terminal.profile import profile_text
@@ -150,6 +150,19 @@ def test_rounds_of_an_engine_are_measured_in_it(stand_in: Path, monkeypatch: pyt
     assert f"{len(rows)} rounds measured in the engine" in profile_text(result)
     again = profile_device(request(**asked))["rounds"]["bfloat16 graph"]
     assert again["new_rows"] == 14 - len(rows)
+
+
+def test_a_failed_all_reduce_costs_nothing_else_and_known_kernels_stay(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where NCCL fails everything else is kept; a continued run that measures nothing new forgets no kernel."""
+
+    def fail(ops: Any, dtype: str, mode: str) -> Any:
+        raise RunFailed("measuring all-reduce over 2 devices failed: no NCCL")
+
+    monkeypatch.setattr(collectives, "measure_all_reduces", fail)
+    first = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
+    assert any("no NCCL" in words for words in first["skipped"]) and first["rows"] > 0
+    again = profile_device(request(modes=("graph",), budget_s=0.0, check=0))
+    assert again["provenance"]["graph"]["fused_kernels"] == first["provenance"]["graph"]["fused_kernels"] == {"bfloat16": "torch"}
 
 
 def test_points_that_do_not_fit_are_listed(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:

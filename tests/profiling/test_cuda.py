@@ -107,7 +107,8 @@ def test_eager_rows(runner: FakeRunner) -> None:
 
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 def test_attention_rows_say_which_kernel_ran(runner: FakeRunner, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is asked as it will be called: one sequence, the heads, the keys; KV heads repeated under a mask."""
+    """torch is asked as it will be called, with one sequence: in a graph without FlashAttention queries are packed by KV head; in
+    eager mode KV heads are repeated under a mask and grouped without one, as transformers does."""
     asked: list[tuple[Any, ...]] = []
 
     def choose(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool) -> int:
@@ -119,7 +120,9 @@ def test_attention_rows_say_which_kernel_ran(runner: FakeRunner, mode: str, monk
     several, one = Attention(5, 3, 40, 4, 2, 16), Attention(5, 1, 40, 4, 2, 16)
     assert bench.measure(Point("attention", "cold", several), "float32").kernel == "memory-efficient attention"
     assert bench.measure(Point("attention", "cold", one), "float32").kernel == "FlashAttention 2"
-    assert asked == [((1, 4, 3, 16), (1, 4, 43, 16), True, False), ((1, 4, 1, 16), (1, 2, 41, 16), False, True)]
+    packed = [((1, 2, 6, 16), (1, 2, 43, 16), True, False), ((1, 2, 2, 16), (1, 2, 41, 16), False, False)]
+    repeated = [((1, 4, 3, 16), (1, 4, 43, 16), True, False), ((1, 4, 1, 16), (1, 2, 41, 16), False, True)]
+    assert asked == (packed if mode == "graph" else repeated)
     assert bench.measure(POINTS[0], "float32").kernel == ""
 
 
@@ -286,3 +289,4 @@ def test_all_reduce_between_processes() -> None:
     rows = collectives.measure_all_reduces(ops, "float32", "eager", backend="gloo")
     assert [row.sizes() for row in rows] == [{"elements": 1024, "ranks": 2}, {"elements": 65536, "ranks": 2}]
     assert all(row.kind == "all_reduce" and row.cache == "cold" and 0 < row.median_s < 1 for row in rows)
+    assert {row.kernel for row in rows} == {"Gloo"}

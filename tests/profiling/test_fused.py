@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,23 @@ def test_attention_of_tokens_to_verify(tokens: int, window: int | None, kv_heads
     got = attend(query, cache[:, :, 0], cache[:, :, 1], window)
     assert got.shape == query.shape
     assert torch.allclose(got.double(), reference(query, cache[:, :, 0], cache[:, :, 1], window), atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_grouped_heads_are_packed_and_not_repeated(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a mask grouped heads would run torch's math kernel on CUDA, and repeated ones read the cache once a group."""
+    seen: list[tuple[Any, ...]] = []
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        seen.append((tuple(query.shape), tuple(key.shape), options))
+        return original(query, key, value, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    attend(torch.randn(2, tokens, 8, 16), torch.randn(2, 30, 2, 16), torch.randn(2, 30, 2, 16))
+    query, key, options = seen[0]
+    assert query == (2, 2, 4 * tokens, 16) and key == (2, 2, 30, 16) and "enable_gqa" not in options
+    assert (options["attn_mask"] is None) == (tokens == 1)
 
 
 def test_the_mask_is_aligned_to_the_last_key() -> None:
