@@ -75,7 +75,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         _draft_words(lead, score.gamma),
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
-        f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation)"
+        f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation{_shape_words(believed)})"
         + ("" if clear else "; 1x, no gain, lies within two of them")
         + f". Weakest part: {believed.source} ({SOURCES[believed.source]})."
         + ("" if load is None else f" Predicted: {gain.value:.2f}x ± {gain.std:.2f}."),
@@ -98,6 +98,11 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         lines.append(f"Cannot be told apart from it: rank {', '.join(ties)}. Choose by size, or train and confirm more than one.")
     lines += _edge_lines(run, lead)
     return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0), lead)
+
+
+def _shape_words(gain: Estimate) -> str:
+    """The 5 and 95 % quantiles, where they are known: a std says nothing of how tau leans."""
+    return "" if gain.low is None or gain.high is None else f"; 5 to 95 %: {gain.low:.2f}x to {gain.high:.2f}x"
 
 
 def _edge_lines(run: Run, lead: Shown) -> list[str]:

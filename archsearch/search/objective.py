@@ -104,7 +104,7 @@ class Score:
         return replace(self, rank=rank)
 
     def to_dict(self) -> dict[str, Any]:
-        """score.json: uncertain numbers as {"value", "std", "source"}."""
+        """score.json: uncertain numbers as {"value", "std", "source"}; alpha, tau and the speed-up with "low" and "high" too."""
         result: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -169,7 +169,7 @@ class Scorer:
             draft,
             alpha,
             lambda gamma: 1.0 + math.fsum(reach[:gamma]),
-            lambda gamma: speculation.tau_estimate(alpha, gamma, drift),
+            lambda gamma: speculation.tau_estimate(alpha, gamma, drift).between(speculation.tau_interval(alpha, gamma, drift)),
         )
 
     def measured(
@@ -227,22 +227,25 @@ class Scorer:
             if each not in self._verify_s:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
             time = self.latency.round(self.target, draft, self.workload, each, self._verify_s[each])
-            gain = tokens_of(each) * decode_s / time.round_s.value
-            if gain > best_gain:
-                best_gain, gamma, best = gain, each, time
+            found = tokens_of(each) * decode_s / time.round_s.value
+            if found > best_gain:
+                best_gain, gamma, best = found, each, time
         assert best is not None
         tau, round_s = tau_of(gamma), best.round_s
+        gain = speculation.speedup_estimate(tau, self.decode_s, round_s, best.verify_s, self.target_correlation)
+        if tau.low is not None and tau.high is not None:
+            gain = gain.between(speculation.speedup_interval(gain, tau, (tau.low, tau.high)))
         return Score(
             rank=None,
             architecture=draft,
             parameters=parameters(draft),
             gamma=gamma,
-            alpha=alpha,
+            alpha=alpha.between(speculation.alpha_interval(alpha)),
             tau=tau,
             draft_s=best.draft_s,
             decode_s=self.decode_s,
             verify_s=best.verify_s,
-            speedup=speculation.speedup_estimate(tau, self.decode_s, round_s, best.verify_s, self.target_correlation),
+            speedup=gain,
             tpot_s=speculation.tpot_estimate(tau, round_s),
             kv_bytes_per_token=kv_bytes_per_token(draft, self.workload.dtype_bytes),
             break_even_alpha=speculation.break_even_estimate(gamma, self.decode_s, round_s),

@@ -57,7 +57,10 @@ def test_fields_and_round_trip(make_scorer):
     result = make_scorer()(DRAFT).with_rank(1)
     data = result.to_dict()
     assert list(data) == FIELDS
-    assert set(data["alpha"]) == {"value", "std", "source"} and data["architecture"]["hidden_size"] == 576
+    assert set(data["draft_s"]) == {"value", "std", "source"} and data["architecture"]["hidden_size"] == 576
+    for name in ("alpha", "tau", "speedup"):  # where the doubt leans, its 5 and 95 % stand beside the std
+        assert set(data[name]) == {"value", "std", "source", "low", "high"}
+        assert data[name]["low"] < data[name]["value"] < data[name]["high"]
     assert Score.from_dict(json.loads(json.dumps(data))) == result
     with pytest.raises(ArchsearchError, match="missing or unknown: tau"):
         Score.from_dict({key: value for key, value in data.items() if key != "tau"})
