@@ -62,7 +62,7 @@ class ReduceTable:
     def seconds(self, ranks: int, elements: int) -> float:
         """On straight lines between the rows of that rank count; beyond the largest in proportion to the elements."""
         sizes, times = self.lines[ranks]
-        asked = math.log(elements)
+        asked = math.log(max(1, elements))
         return math.exp(float(np.interp(asked, sizes, times)) + max(0.0, asked - float(sizes[-1])))
 
     def nearest(self, ranks: int) -> int:

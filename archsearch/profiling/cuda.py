@@ -89,9 +89,13 @@ class CudaRunner:
                     call()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream):
-                for call in calls:
-                    call()
+            try:
+                with torch.cuda.graph(graph, stream=self._stream):
+                    for call in calls:
+                        call()
+            except RuntimeError:  # where ending the capture failed too, torch stays on its stream
+                torch.cuda.set_stream(torch.cuda.default_stream(self.device))
+                raise
 
         # The graph holds addresses, not tensors: whatever `calls` read must live as long as the graph does.
         def replay(kept: Sequence[Run] = calls) -> None:

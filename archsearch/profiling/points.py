@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -19,6 +19,8 @@ from archsearch.architecture.ops import Elementwise, Op
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.timer import WeightPool
+
+SHORTAGES: Final = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +154,28 @@ def measure_or_skip(bench: Bench, point: Point, dtype: str, model_cache: dict[Ar
     `bench.skipped` and everything it took is given back."""
     try:
         row = bench.measure_again_if_noisy(point, dtype, model_cache)
-    except torch.OutOfMemoryError as error:
-        words = f"{dtype} {bench.mode} {point.describe()}: {str(error).partition('. ')[0]}"
+    except RuntimeError as error:
+        shortage = out_of_memory(error)
+        if shortage is None:
+            raise
+        words = f"{dtype} {bench.mode} {point.describe()}: {str(shortage).partition('. ')[0]}"
     else:
         bench.profile.record(row)
         return row
     model_cache.clear()
     bench.release()
     bench.skipped.append(words)
+    return None
+
+
+def out_of_memory(error: BaseException) -> BaseException | None:
+    """What says that memory was short: the error itself, or one behind it (ending the capture of a CUDA graph that failed raises
+    another), also as cuBLAS and the driver word it; None where it is something else."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, torch.OutOfMemoryError) or any(words in str(found) for words in SHORTAGES):
+            return found
+        found = found.__cause__ or found.__context__
     return None
 
 

@@ -38,6 +38,9 @@ def on(device: str, found: list[Measurement], dtype: str = "bfloat16", mode: str
 def test_rows_of_as_many_ranks_answer_first() -> None:
     seconds, std = on("h200", rows(4))(AllReduce(1 << 15, 4))
     assert seconds == pytest.approx(1e-5 + 1e-12 * (1 << 15)) and std == 0.05
+    assert on("h200", rows(4))(AllReduce(0, 4)) == on("h200", rows(4))(
+        AllReduce(1 << 10, 4)
+    )  # a pass without logits gathers none
 
 
 def test_rows_of_nccl_are_not_what_an_engine_runs() -> None:

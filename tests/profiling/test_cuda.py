@@ -158,6 +158,28 @@ def test_out_of_memory_skips_the_point_and_goes_on(runner: FakeRunner) -> None:
     assert row_key(POINTS[0], "float32", "graph") not in bench.profile.rows
 
 
+@pytest.mark.parametrize(
+    "words", ["CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", "CUDA error: out of memory", "capture"]
+)
+def test_a_shortage_of_memory_by_other_names(runner: FakeRunner, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS and the driver say it in their words, and a capture that ran out of memory ends in another error."""
+
+    def capture(calls: Sequence[Any]) -> Any:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory") if words == "capture" else RuntimeError(words)
+        finally:
+            if words == "capture":
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    bench = bench_on(runner)
+    bench.timer("float32")
+    monkeypatch.setattr(runner, "capture", capture)
+    assert sweep(bench, {"float32": [POINTS[1]]}, budget_s=1e9) == 0 and len(bench.skipped) == 1
+    monkeypatch.setattr(runner, "capture", lambda calls: (_ for _ in ()).throw(RuntimeError("an illegal memory access")))
+    with pytest.raises(RuntimeError, match="illegal"):
+        sweep(bench, {"float32": [POINTS[1]]}, budget_s=1e9)
+
+
 def test_out_of_memory_in_a_check(runner: FakeRunner) -> None:
     runner.too_large = 200
     bench = bench_on(runner)
