@@ -35,8 +35,8 @@ class Estimate:
         return {"value": self.value, "std": self.std, "source": self.source, **shape}
 
     def between(self, bounds: tuple[float, float]) -> Estimate:
-        """The same with its 5 and 95 % quantiles."""
-        return Estimate(self.value, self.std, self.source, *bounds)
+        """The same with its 5 and 95 % quantiles; what is sure (std 0) has none."""
+        return Estimate(self.value, self.std, self.source, *bounds) if self.std else self
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Estimate:

@@ -93,11 +93,12 @@ def _words(rows: list[Published], relatives: list[Published], made: Published | 
     others = {row.target for row in relatives} - set(names)
     parts = []
     if drafts:
-        parts.append(f"{len(drafts)} published drafts of {' and '.join(names)}")
+        parts.append(f"{len(drafts)} published draft{'s' if len(drafts) > 1 else ''} of {', '.join(names)}")
     if others:
         parts.append(f"those of {len(others)} other targets of its family")
     text = " and ".join(parts)
     if made is not None:
         alike = len({row.draft for row in rows if lot_of(row) == lot_of(made)})
-        text += f"; a new draft is taken to be made as the {alike} independent ones of {made.study}"
+        ones = f"{alike} independent ones" if alike > 1 else "independent one"
+        text += f"; a new draft is taken to be made as the {ones} of {made.study}"
     return text

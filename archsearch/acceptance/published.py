@@ -254,7 +254,7 @@ class Levels:
     spread: Spread
 
     @cached_property
-    def _solved(self) -> tuple[np.ndarray, np.ndarray]:
+    def solved(self) -> tuple[np.ndarray, np.ndarray]:
         """(inverse covariance of the rows, that times what the prior's mean leaves)."""
         covariance = self._between(self.rows, self.rows)
         covariance[np.diag_indices(len(self.rows))] += self.spread.residual**2 + self.rows.noise**2
@@ -271,13 +271,13 @@ class Levels:
     def mean(self) -> np.ndarray:
         """[len(COEFFICIENTS)] posterior mean of the coefficients."""
         mean, variance = _prior()
-        return mean + variance * (self.rows.x.T @ self._solved[1])
+        return mean + variance * (self.rows.x.T @ self.solved[1])
 
     @cached_property
     def covariance(self) -> np.ndarray:
         """[n, n] their posterior covariance."""
         cross = _prior()[1][:, None] * self.rows.x.T
-        return np.diag(_prior()[1]) - cross @ self._solved[0] @ cross.T
+        return np.diag(_prior()[1]) - cross @ self.solved[0] @ cross.T
 
     def predict(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
         """(mean, std) of logit(alpha) of rows that were not fitted; what they share with those that were is known."""
@@ -286,7 +286,7 @@ class Levels:
 
     def joint(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
         """(mean [n], covariance [n, n]) of logit(alpha) of rows that were not fitted, noise of reading included."""
-        inverse, weights = self._solved
+        inverse, weights = self.solved
         cross = self._between(rows, self.rows)
         own = self._between(rows, rows) + np.diag(self.spread.residual**2 + rows.noise**2)
         return rows.x @ _prior()[0] + cross @ weights, own - cross @ inverse @ cross.T
@@ -357,7 +357,7 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarr
     for term in LOT_TERMS:
         study, lot = query.lots.get(term, ("", ""))
         shared(term, ("study", study), ("lot", lot))
-    inverse, weights = levels._solved
+    inverse, weights = levels.solved
     covariance = np.diag(total) - cross @ inverse @ cross.T
     return mean + cross @ weights, (covariance + covariance.T) / 2
 

@@ -51,6 +51,22 @@ def test_estimate_notes_another_vocabulary(world: Path) -> None:
     assert "Note: draft: vocabulary 300, target 320: engines need the same tokenizer" in text
 
 
+def test_estimate_knows_how_catalogue_drafts_were_trained(tmp_path: Path) -> None:
+    arguments = ("estimate", "--target", "vicuna-7b", "--draft", "llama-160m", "--gpu", "a100", "--domain", "code", "--json")
+    (entry,) = last_json(call(*arguments))["drafts"]
+    (distilled,) = last_json(call(*arguments, "--training", "target"))["drafts"]
+    assert (entry["training"], distilled["training"]) == ("other", "target")
+    assert entry["alpha"]["value"] < 0.45 and distilled["alpha"]["value"] > entry["alpha"]["value"] + 0.25
+    assert "'mine' is not one of 'target', 'shared', 'other'" in refused(*arguments, "--training", "mine")
+
+
+def test_estimate_asks_about_a_draft_that_nobody_knows(world: Path) -> None:
+    make_model_folder(world / "draft", TINY.replace(num_hidden_layers=1), weights=False)
+    arguments = ("estimate", "--target", "target", "--draft", "draft", "--gpu", "cpu")
+    assert "nobody says how it was trained" in call(*arguments).stdout
+    assert "nobody says" not in call(*arguments, "--training", "other").stdout
+
+
 @pytest.mark.parametrize("alpha", ["often", "1.5", "-0.1", "nan", "supernet"])
 def test_an_alpha_that_is_none(alpha: str) -> None:
     assert "--alpha" in refused(*ESTIMATE, "--alpha", alpha)

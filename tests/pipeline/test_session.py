@@ -57,3 +57,18 @@ def test_arguments_are_flat_and_come_back() -> None:
     assert not {"asked", "context_len", "profile", "run", "climb"} & set(arguments)
     again = SearchRequest.from_arguments({**arguments, "of a later version": 1})
     assert again == request and replace(again, trials=8) != request
+
+
+def test_which_text_a_search_is_about(tmp_path: Path) -> None:
+    """`chat` where nobody says; `narrow` where prompts of one kind decide; a run goes on as it began, one of 0.1.0 too."""
+    assert SearchRequest("here", ASKED).settled().domain == "chat"
+    assert SearchRequest("here", ASKED, prompts=tmp_path / "mine.jsonl").settled().domain == "narrow"
+    assert SearchRequest("here", ASKED, confirm=1).settled().domain == "narrow"
+    assert SearchRequest("here", ASKED, confirm=1, domain="code").settled().domain == "code"
+    old = Path(__file__).parents[1] / "fixtures" / "run-0.1.0" / "run"
+    again = SearchRequest("here", ASKED, run=old).settled()
+    assert (again.domain, again.max_gamma) == ("narrow", 8)
+    assert (SearchRequest("here", ASKED).settled().max_gamma, SearchRequest("here", ASKED, max_gamma=4).settled().max_gamma) == (
+        16,
+        4,
+    )
