@@ -39,7 +39,7 @@ SPACE = {
     },
     "ffn_multiple": 32,
 }
-FEW = {"batches": (1, 2), "contexts": (16, 32, 64, 96), "verify_tokens": (3, 5), "steps": 12, "models": 14}
+FEW = {"batches": (1,), "contexts": (16, 32, 64, 96), "verify_tokens": (3, 5), "steps": 8, "models": 10}
 
 
 class CpuRunner:
