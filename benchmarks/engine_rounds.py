@@ -33,10 +33,10 @@ from archsearch.architecture.published_heads import head_for
 from archsearch.engine_rounds import MACHINE_STD, RoundCosts, plain_costs, round_costs
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.latency.model import LatencyModel
 from archsearch.latency.rounds import Passes, round_time
 from archsearch.models.targets import resolve_target
-from archsearch.profiles import Profile, find_profile
+from archsearch.pipeline.latency import choose_latency
+from archsearch.workload import WorkloadRequest
 
 DATA: Final = Path(__file__).parent / "data" / "engine_rounds.csv"
 LEAST_RUNNING: Final = 0.8  # share of the requests sent that must have been in a step (Little's law), or the batch was another
@@ -71,7 +71,7 @@ DEVICES: Final = {
     "H200": "h200-sxm-141gb",
     "B200": "b200-sxm",
     "4x H100 or H200 (not said)": "h100-sxm5-80gb",
-    "H100-94GB (LRZ; about 2 TB/s reached)": "h100-sxm5-94gb-hbm2e",
+    "H100-94GB (LRZ; about 2 TB/s reached)": "h100-sxm5-94gb",
     "2x H100-80GB without NVLink by its all-reduce cost": "h100-pcie-80gb",
 }
 CLASSES: Final = {  # (engine, kind of drafter, its graphs, scheduling) as the source says -> class
@@ -180,8 +180,10 @@ def left_out(line: Mapping[str, str]) -> str:
 
 
 @cache
-def latency(device: str, dtype: str = "bfloat16") -> LatencyModel:
-    return LatencyModel(Profile.load(find_profile(device)), dtype, "graph")
+def latency(device: str) -> Any:
+    """The latency model that a user of the device gets: its own kernels, or a relative's carried over."""
+    asked = WorkloadRequest(gpu=device, dtype="bfloat16", tensor_parallel=1, engine="vllm")
+    return choose_latency(asked, resolve_target("llama-3.2-1b").architecture)[0].latency
 
 
 def architecture(name: str) -> Architecture:
