@@ -41,6 +41,7 @@ lint: install
 
 docs: install
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_engines.py
 
 clean:
 	rm -rf $(VENV) runs demo-out

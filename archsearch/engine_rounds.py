@@ -150,6 +150,7 @@ def round_costs(name: str) -> RoundCosts:
     row = dict(_table()["classes"][name])
     while "like" in row:  # what a row does not say is its model's
         row = {**_table()["classes"][row.pop("like")], **row}
+    costs: dict[str, Any] = {f"{cost}_s": _ms(row.get(cost)) for cost in COSTS}
     return RoundCosts(
         name=name,
         title=row["title"],
@@ -158,7 +159,7 @@ def round_costs(name: str) -> RoundCosts:
         first_tokens=tuple(row["first_tokens"]),
         largest_batch=row["largest_batch"],
         source=" ".join(row["source"].split()),
-        **{f"{cost}_s": _ms(row.get(cost)) for cost in COSTS},
+        **costs,
     )
 
 

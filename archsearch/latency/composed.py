@@ -63,6 +63,20 @@ def table_dtype(profile: Profile, dtype: str) -> str:
     return dtype
 
 
+_FITTED: Final[dict[tuple[str, str], OpModel]] = {}
+"""Op models by profile and dtype: several engines on one device, and versions of one, are priced from the same kernels."""
+
+
+def _op_model(profile: Profile, dtype: str) -> OpModel:
+    """The op model of a profile's graph rows, fitted once (about two seconds for a table)."""
+    key = (profile.fingerprint(), dtype)
+    if key not in _FITTED:
+        if len(_FITTED) >= 4:
+            _FITTED.clear()
+        _FITTED[key] = OpModel(profile, dtype, "graph")
+    return _FITTED[key]
+
+
 class ComposedPass:
     """Seconds and std of whole steps from the kernel rows of a GPU profile; with `device`, carried over to that relative."""
 
@@ -70,7 +84,7 @@ class ComposedPass:
         self.mode = mode
 
         def ops(name: str) -> OpModel | CarriedOps:
-            measured = OpModel(profile, name, "graph")
+            measured = _op_model(profile, name)
             return measured if device is None else CarriedOps(measured, device)
 
         self._gemm = ops(dtype)

@@ -58,7 +58,8 @@ def _without_graphs(scorer: Scorer, score: Score) -> str:
     gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
     if better.speedup.value > WORTH_SAYING * score.speedup.value:
         return f"{text} {gains}" + (f", at gamma {better.gamma}" if better.gamma != score.gamma else "")
-    return f"{text} this draft of {score.architecture.num_hidden_layers} layers nothing ({gains})"
+    layers = score.architecture.num_hidden_layers
+    return f"{text} this draft of {layers} layer{'s' if layers > 1 else ''} nothing ({gains})"
 
 
 def _at_alpha(scorer: Scorer, score: Score) -> Score:

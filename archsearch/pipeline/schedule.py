@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
-from archsearch.engine_facts import engine_facts
+from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.export import vllm_config
@@ -16,6 +16,7 @@ from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
 from archsearch.pipeline.engine_choice import serving_scorer
+from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.runs.schedule_file import SCHEDULE_FILE, schedule_to_dict, write_schedule
 from archsearch.schedule import GammaSchedule, SchedulePoint, largest_gamma, schedule_from_points
@@ -108,17 +109,20 @@ def schedule_rank(
     scorer, words = serving_scorer(session, name)
     engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
     alpha, taus, _ = acceptance_of(scorer, score, folder)
-    largest = scorer.latency.largest_batch
-    usual = [size for size in BATCH_SIZES if largest is None or size <= 2 * largest]
+    largest, device = scorer.latency.largest_batch, session.source.device
+    one_by_one = device.kind == "gpu" and not engine_facts(name).batches
+    if one_by_one:
+        check_batch(engine_facts(name), device, max(batch_sizes, default=1))
+    usual = [size for size in BATCH_SIZES if size == 1 or not one_by_one and (largest is None or size <= 2 * largest)]
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
-    points = schedule_points(scorer, score.architecture, alpha, taus, session.source.device, sizes)
+    points = schedule_points(scorer, score.architecture, alpha, taus, device, sizes)
     ranges = schedule_from_points([(point.batch_size, point.gamma) for point in points])
     schedule = GammaSchedule(ranges, tuple(points), name, words)
     write_schedule(folder / SCHEDULE_FILE, schedule)
     most = points[-1].batch_size
-    note = ""
+    note = f"{engine_title(name)} runs one request at a time." if one_by_one else ""
     if most < sizes[-1]:
-        note = f"Above batch size {most} the KV caches do not fit {session.source.device.key}."
+        note = f"Above batch size {most} the KV caches do not fit {device.key}."
     elif not batch_sizes and largest is not None:
         note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
     largest_used = largest_gamma(ranges, 0)

@@ -46,11 +46,7 @@ def with_engine(asked: WorkloadRequest) -> WorkloadRequest:
     facts = engine_facts(asked.engine or default_engine(device, asked.mode))
     check_engine(facts, device)
     rounds = rounds_of(asked, facts.name, device)
-    if not facts.batches and asked.batch_size > 1:
-        able = " or ".join(name for name, row in ENGINES.items() if row.batches and _runs_on(row, device))
-        raise ArchsearchError(
-            f"{facts.title} runs one request at a time, not --batch-size {asked.batch_size}; use --engine {able}, or none"
-        )
+    check_batch(facts, device, asked.batch_size)
     usual = default_mode(device, facts.name)
     if device.kind != "cpu" and asked.mode not in (None, usual):
         other = "use --engine vllm" if usual == "eager" else "use --engine transformers, or --engine-option enforce_eager=1"
@@ -79,7 +75,7 @@ def engine_requests(asked: WorkloadRequest, engines: Sequence[str], versions: Se
     return [
         with_engine(replace(asked, engine=name, engine_version=version, engine_options=switches[name]))
         for name, wanted in by_engine.items()
-        for version in dict.fromkeys(wanted or [None])
+        for version in tuple(dict.fromkeys(wanted)) or (None,)
     ]
 
 
@@ -98,6 +94,13 @@ def check_engine(facts: EngineFacts, device: Device) -> None:
     if not _runs_on(facts, device):
         able = ", ".join(name for name, row in ENGINES.items() if _runs_on(row, device))
         raise ArchsearchError(f"{facts.title} cannot be priced on {device.key}; use --engine {able}")
+
+
+def check_batch(facts: EngineFacts, device: Device, batch_size: int) -> None:
+    """Raise ArchsearchError where the engine does not run so many requests at once."""
+    if not facts.batches and batch_size > 1:
+        able = " or ".join(name for name, row in ENGINES.items() if row.batches and _runs_on(row, device))
+        raise ArchsearchError(f"{facts.title} runs one request at a time, not --batch-size {batch_size}; use --engine {able}")
 
 
 def _runs_on(facts: EngineFacts, device: Device) -> bool:
@@ -148,6 +151,8 @@ def served_words(engine: str, rounds: EngineRounds | None, device: Device) -> st
         about.insert(0, "installed here")
     elif rounds.version == newest_version(engine):
         about.insert(0, "the newest known")
+    if rounds.measured:
+        about.append(f"{rounds.measured} rounds of it measured")
     more = f" ({'; '.join(about)})" if about else ""
     return f"{engine} {rounds.version}{more}, {rounds.costs.title}"
 

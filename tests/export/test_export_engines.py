@@ -68,6 +68,7 @@ def test_vllm_command_holds_the_config_of_its_file() -> None:
     assert config["model"] == "/d/my draft" and config["draft_tensor_parallel_size"] == 2
     assert words[words.index("--tensor-parallel-size") + 1] == "2"
     assert "still runs one pass" in " ".join(each.notes)
+    assert "without CUDA graphs" in " ".join(each.notes) and "`VLLM_USE_V2_MODEL_RUNNER=0`" in " ".join(each.notes)
     assert "--tensor-parallel-size" not in serving("vllm", setup()).command
 
 
