@@ -126,7 +126,7 @@ def steps(source: str, name: str, models: Sequence[tuple[str, int]]) -> dict[str
     device = load_device(name)
     own, carried = ComposedPass(profile_of(name), DTYPE, "graph"), ComposedPass(profile_of(source), DTYPE, "graph", device)
     sheet = RooflineLatency(device, DTYPE, "graph")
-    cases = []
+    cases: list[dict[str, Any]] = []
     for target, ranks in models:
         for batch in (1, 8, 32):
             for tokens in (1, 6):
