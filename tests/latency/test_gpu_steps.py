@@ -58,6 +58,7 @@ def table(device: str = "a100", rows: list[Measurement] | None = None, dtypes: t
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LatencyModel]:
     monkeypatch.setattr(composed, "OpModel", TableOps)
+    monkeypatch.setattr(composed, "_FITTED", {})  # tables fitted by another test, and these here for another
     TableOps.asked = []
 
     def make(mode: str = "graph", dtype: str = "bfloat16", engine: str | None = None, **kwargs) -> LatencyModel:

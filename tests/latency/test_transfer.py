@@ -94,6 +94,7 @@ def test_every_op_is_priced_on_every_device_of_a_generation() -> None:
 
 def test_a_pass_and_its_summary_say_to_whom_it_was_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composed, "OpModel", Measured)
+    monkeypatch.setattr(composed, "_FITTED", {})
     arch = Architecture(4096, 14336, 4, 32, 8, 128, 128256)
     profile = Profile(H100.to_dict(), {"vllm": "0"})
     gemm = Measurement("gemm", freeze_shape({"m": 1, "n": 64, "k": 64}), "bfloat16", "graph", "cold", (3e-6,))
