@@ -40,26 +40,25 @@ def warnings_of(source: LatencySource, scorer: Scorer, score: Score | None) -> l
         return []
     found = [rounds.note] if rounds.note else []
     if rounds.without_graphs and score is not None:
-        found.append(_without_graphs(scorer, score))
+        found += _without_graphs(scorer, score)
     return found
 
 
-def _without_graphs(scorer: Scorer, score: Score) -> str:
-    """That drafts run without graphs, what mends it, and what this draft would gain."""
+def _without_graphs(scorer: Scorer, score: Score) -> list[str]:
+    """That drafts run without graphs, what mends it, and what this draft would gain; nothing where it would gain nothing."""
     rounds = scorer.latency.rounds
     assert rounds is not None
     text = f"{rounds.engine} {rounds.version} runs independent drafts without CUDA graphs ({rounds.without_graphs})"
     remedied = rounds.remedied()
     if remedied is None:
-        return text
+        return [text]
     other = scorer.with_latency(scorer.latency.with_rounds(remedied))
     better = _at_alpha(other, score)
-    text = f"{text}: {rounds.remedy_words()}, which would bring"
+    if better.speedup.value <= WORTH_SAYING * score.speedup.value:
+        return []
     gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
-    if better.speedup.value > WORTH_SAYING * score.speedup.value:
-        return f"{text} {gains}" + (f", at gamma {better.gamma}" if better.gamma != score.gamma else "")
-    layers = score.architecture.num_hidden_layers
-    return f"{text} this draft of {layers} layer{'s' if layers > 1 else ''} nothing ({gains})"
+    gamma = f", at gamma {better.gamma}" if better.gamma != score.gamma else ""
+    return [f"{text}: {rounds.remedy_words()}, which would bring {gains}{gamma}"]
 
 
 def _at_alpha(scorer: Scorer, score: Score) -> Score:
