@@ -137,13 +137,12 @@ def _differences(priced: Sequence[_Priced]) -> list[dict[str, str]]:
 
 
 def _warnings(priced: Sequence[_Priced]) -> list[str]:
-    """Warnings of every engine, each for the draft that gains most in it."""
-    best: dict[str, _Priced] = {}
+    """Warnings of every engine."""
+    by_engine: dict[str, list[_Priced]] = {}
     for item in priced:
-        best.setdefault(item.source.served, item)
-    several = len(priced) > len(best)  # name the draft where it is not the only one
+        by_engine.setdefault(item.source.served, []).append(item)
     return [
-        f"{item.name}: {text}" if several else text
-        for item in best.values()
-        for text in warnings_of(item.source, item.scorer, item.score)
+        text
+        for items in by_engine.values()
+        for text in warnings_of(items[0].source, [(item.name, item.scorer, item.score) for item in items])
     ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.report.phrases import host_words, launches
 from archsearch.search.objective import Score, Scorer
@@ -33,32 +35,38 @@ def engine_data(source: LatencySource) -> dict[str, Any]:
     }
 
 
-def warnings_of(source: LatencySource, scorer: Scorer, score: Score | None) -> list[str]:
-    """What a reader must know of the engine's version: that its figures are another's, that it runs drafts without graphs."""
+def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
+    """What a reader must know of the engine's version: that its figures are another's, that it runs drafts without graphs.
+
+    `priced`: name, scorer and score of drafts in it; the one that would gain most with graphs is told of, by name where there are
+    several.
+    """
     rounds = source.rounds
     if rounds is None:
         return []
     found = [rounds.note] if rounds.note else []
-    if rounds.without_graphs and score is not None:
-        found += _without_graphs(scorer, score)
+    if rounds.without_graphs and priced:
+        found += _without_graphs(rounds, priced)
     return found
 
 
-def _without_graphs(scorer: Scorer, score: Score) -> list[str]:
-    """That drafts run without graphs, what mends it, and what this draft would gain; nothing where it would gain nothing."""
-    rounds = scorer.latency.rounds
-    assert rounds is not None
+def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
+    """That drafts run without graphs, what mends it, and what the draft that gains most would gain; nothing where none gains."""
     text = f"{rounds.engine} {rounds.version} runs independent drafts without CUDA graphs ({rounds.without_graphs})"
     remedied = rounds.remedied()
     if remedied is None:
         return [text]
-    other = scorer.with_latency(scorer.latency.with_rounds(remedied))
-    better = _at_alpha(other, score)
+    mended = [
+        (name, score, _at_alpha(scorer.with_latency(scorer.latency.with_rounds(remedied)), score))
+        for name, scorer, score in priced
+    ]
+    name, score, better = max(mended, key=lambda item: item[2].speedup.value / item[1].speedup.value)
     if better.speedup.value <= WORTH_SAYING * score.speedup.value:
         return []
+    who = f"{name} " if len(priced) > 1 else ""
     gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
     gamma = f", at gamma {better.gamma}" if better.gamma != score.gamma else ""
-    return [f"{text}: {rounds.remedy_words()}, which would bring {gains}{gamma}"]
+    return [f"{text}: {rounds.remedy_words()}, which would bring {who}{gains}{gamma}"]
 
 
 def _at_alpha(scorer: Scorer, score: Score) -> Score:

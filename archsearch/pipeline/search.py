@@ -97,7 +97,7 @@ def outcome(
         "device": session.source.device.key,
         **engine_data(session.source),
         "free_layers": free_layers(session.scorer, ranked[0]) if ranked else None,
-        "warnings": warnings_of(session.source, session.scorer, ranked[0] if ranked else None),
+        "warnings": warnings_of(session.source, [("", session.scorer, score) for score in ranked[:1]]),
         "latency": session.source.words,
         "dtype": session.source.dtype,
         "workload": asdict(session.scorer.workload),
