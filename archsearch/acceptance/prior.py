@@ -283,11 +283,15 @@ class PriorAcceptance:
             why = f"FR-Spec's rule (arXiv 2502.14856), coverage {100 * coverage:.1f} % assumed"
         return [*rows, ("vocabulary", lost, std, why)]
 
+    def rows_of(self, name: str) -> int:
+        """How many rows of the table, this project's own among them, say something about a term."""
+        return int(self._published.rows.get(name, 0))
+
     def _evidence(self, name: str, value: float) -> str:
         unit = _UNITS.get(name)
         index = _INDEX[name]
         coefficient = f"{self.coefficients_[index]:+.2f} ± {math.sqrt(max(float(self.covariance_[index, index]), 0.0)):.2f}"
-        count = self._published.rows.get(name, 0)
+        count = self.rows_of(name)
         basis = f"{count} published and own rows" if count else "assumed: no published study varied it"
         if self.observations_:
             basis += f", {self.observations_} measured for this target"

@@ -19,6 +19,7 @@ from archsearch.runs.state import StateFile
 from archsearch.search import study
 from archsearch.search.objective import Score
 from archsearch.search.rungs import TEXT_SHARE_ALONE
+from archsearch.search.why import rivals
 
 
 def search(request: SearchRequest) -> dict[str, Any]:
@@ -106,6 +107,7 @@ def outcome(
         "trials": result.finished,
         "invalid": result.invalid,
         "best": [score.to_dict() for score in ranked],
+        "rivals": [rival.to_dict() for rival in rivals(session.scorer, result.best)] if not session.request.confirm else [],
         "indistinguishable": [[s.rank for s in group] for group in groups],
         "confirmed": list(confirmed),
         "report": str(report),

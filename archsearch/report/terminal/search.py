@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from archsearch.progress import human_time
 from archsearch.report.terminal.layout import plus_minus, table
-from archsearch.report.terminal.summary import summary_text
+from archsearch.report.terminal.summary import summary_text, wrap
 from archsearch.runs.run import open_run
 
 
@@ -27,7 +28,32 @@ def search_text(result: dict[str, Any]) -> str:
     lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
     if result.get("rungs"):
         lines += [*rung_lines(result), ""]
-    return "\n".join(lines) + summary_text(open_run(Path(result["run"])))
+    why = [f"  {line}" for text in rival_lines(result) for line in wrap(text, 96)]
+    return "\n".join([*lines, summary_text(open_run(Path(result["run"]))), *(["", "Why rank 1 won:", *why] if why else [])])
+
+
+def rival_lines(result: dict[str, Any]) -> list[str]:
+    """Rank 1 beside its best rival of another width and of another depth: what decides, and how many rows each term rests on."""
+    lines: list[str] = []
+    found = result.get("rivals", [])
+    for number, rival in enumerate(found):
+        if any(rival["label"] == earlier["label"] for earlier in found[:number]):
+            continue
+        gap = rival["tokens"] + rival["time"]
+        names = {"hidden_size": "width", "num_hidden_layers": "depth"}
+        what = " and of another ".join(names[each["dimension"]] for each in found if each["label"] == rival["label"])
+        terms = ", ".join(_term_words(item) for item in rival["terms"])
+        lines.append(
+            f"Best of another {what}: {rival['label']}, gamma {rival['gamma']}, {rival['speedup']:.2f}x. Rank 1 has"
+            f" {math.expm1(rival['tokens']):+.1%} tokens a round and {math.expm1(-rival['time']):+.1%} time for one: {gap:+.1%} ±"
+            f" {rival['std']:.1%}" + (f"; logit(alpha): {terms}." if terms else ".")
+        )
+    return lines
+
+
+def _term_words(item: dict[str, Any]) -> str:
+    basis = f"{item['rows']} rows" if item["rows"] else "FR-Spec's rule" if item["term"] == "vocabulary" else "assumed"
+    return f"{item['term']} {item['difference']:+.2f} ({basis})"
 
 
 def rung_lines(result: dict[str, Any]) -> list[str]:
