@@ -72,7 +72,7 @@ def test_runs_that_are_none(world: Path) -> None:
 
 def test_ranks_and_gammas_that_are_none(with_run: Path) -> None:
     assert "no rank 77" in refused("confirm", "runs/a", "--rank", "77")
-    refused("confirm", "runs/a", "--gamma", "9")
+    refused("confirm", "runs/a", "--gamma", "17")
     refused("confirm", "runs/a", "--engine", "warp")
     assert "train" in refused("confirm", "runs/a", "--rank", "2")
 
