@@ -174,6 +174,7 @@ def test_a_search_names_who_serves(runs: Path) -> None:
     page = (runs / "runs/default/report.html").read_text()
     assert default["served"] in page and "round, ms" in page
     text = call(*SEARCH, "--run", "runs/default").stdout
+    assert f"Free layers: {default['free_layers']:.1f} (" in text
     assert f"served by {default['served']}." in text and all(f"WARNING: {warning}." in text for warning in default["warnings"])
     words = " ".join(call("report", "runs/default").stdout.split())
     assert f"Predicted for {default['served']}. A round takes" in words

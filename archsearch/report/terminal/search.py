@@ -14,7 +14,7 @@ from archsearch.runs.run import open_run
 
 def search_text(result: dict[str, Any]) -> str:
     """The workload, what each rung did, and the summary of the run folder."""
-    workload = result["workload"]
+    workload, free = result["workload"], result["free_layers"]
     lines = [
         f"Workload: batch size {workload['batch_size']}, context {workload['context_len']}, tensor parallel "
         f"{workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, temperature {workload['temperature']:g}, "
@@ -22,6 +22,11 @@ def search_text(result: dict[str, Any]) -> str:
         f"Latency: {result['latency']}.",
         f"Acceptance prior: {result['prior']}.",
         f"{result['trials']} trials in space {result['space']}.",
+        *(
+            []
+            if free is None
+            else [f"Free layers: {free:.1f} (so deep may a draft of rank 1's kernel times be before the host decides)."]
+        ),
         "",
     ]
     lines += [f"WARNING: {text}." for text in result["warnings"]] + [""] * bool(result["warnings"])
