@@ -188,7 +188,7 @@ def parse_version(engine: str, text: str) -> Version:
 
 
 def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
-    """`NAME=VALUE` texts as switches of `engine`; raises ArchsearchError for one that it does not have."""
+    """`NAME=VALUE` texts as switches of `engine`; raises ArchsearchError for one that it does not have, or given two values."""
     known = _table()["versions"].get(engine, {}).get("options", {})
     found = {}
     for text in texts:
@@ -198,6 +198,8 @@ def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
             raise ArchsearchError(f"{engine} has no switch {name!r} here; {_choices(known, engine)}")
         if value not in known[name]:
             raise ArchsearchError(f"{name} is {' or '.join(known[name])}, not {value!r}")
+        if found.get(name, value) != value:
+            raise ArchsearchError(f"{name} was given as {found[name]} and as {value}; leave one out")
         found[name] = value
     return found
 
@@ -216,7 +218,7 @@ def engine_rounds(
     table = _table()["versions"].get(engine)
     if table is None:
         return None
-    taken, note = version or str(table["newest"]), ""
+    taken, note = str(table["newest"]) if version is None else version, ""
     asked = parse_version(engine, taken)
     if asked > Version(str(table["newest"])) and asked.release[:2] != Version(str(table["newest"])).release[:2]:
         note = f"{engine} {taken} is newer than what is known here ({table['newest']}), whose figures are used"

@@ -146,6 +146,23 @@ def test_what_is_no_version(text: str) -> None:
         table.parse_version("vllm", text)
 
 
+def test_an_empty_version_is_none_and_no_default() -> None:
+    with pytest.raises(ArchsearchError, match=r"'' is no version of vllm"):
+        engine_rounds("vllm", "")
+
+
+def test_a_switch_given_two_values_is_refused() -> None:
+    with pytest.raises(ArchsearchError, match=r"async_scheduling was given as 1 and as 0; leave one out"):
+        table.parse_options("vllm", ("async_scheduling=true", "async_scheduling=0"))
+    assert table.parse_options("vllm", ("async_scheduling=true", "async_scheduling=1")) == {"async_scheduling": "1"}
+
+
+def test_vllm_0_15_refuses_independent_drafts_with_asynchronous_scheduling() -> None:
+    with pytest.raises(ArchsearchError, match=r"vllm 0\.15\.1 does not run such drafts: 0\.15 refuses asynchronous"):
+        engine_rounds("vllm", "0.15.1", {"async_scheduling": "1"})
+    assert rounds("vllm", "0.16.0", async_scheduling="1").costs.name == "vllm-none-async"
+
+
 def test_switches_are_checked() -> None:
     assert table.parse_options("vllm", ("async_scheduling=True", "VLLM_USE_V2_MODEL_RUNNER=0")) == {
         "async_scheduling": "1", "VLLM_USE_V2_MODEL_RUNNER": "0",

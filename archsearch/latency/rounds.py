@@ -250,7 +250,10 @@ class LatencyOfRounds:
         passes = Passes(step, idle, idle, 1, workload.batch_size, layers, target.num_hidden_layers, reduces)
         time = round_time(self.rounds.costs, passes)
         longer = time.round_s.value - self.decode_s(target, workload).value
-        return Estimate(max(idle.value, longer), time.round_s.std if time.bound == "host" else idle.std, idle.source)
+        if longer <= idle.value:
+            return idle
+        # The target's step is in both and cancels; where the host decides, the overhead's std is the whole round's.
+        return Estimate(longer, math.hypot(idle.std, time.overhead_s.std), idle.source)
 
     def free_layers(self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int) -> float | None:
         """Layers that a draft of this one's kernel times may have before the engine's host decides the round; None where no host

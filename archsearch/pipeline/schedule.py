@@ -122,7 +122,7 @@ def schedule_rank(
     most = points[-1].batch_size
     note = f"{engine_title(name)} runs one request at a time." if one_by_one else ""
     if most < sizes[-1]:
-        note = f"Above batch size {most} the KV caches do not fit {device.key}."
+        note = f"At batch size {next(size for size in sizes if size > most)} the KV caches do not fit {device.key}."
     elif not batch_sizes and largest is not None:
         note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
     largest_used = largest_gamma(ranges, 0)

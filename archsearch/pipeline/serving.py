@@ -117,7 +117,9 @@ def rounds_of(asked: WorkloadRequest, engine: str, device: Device) -> EngineRoun
         if asked.engine_version:
             raise ArchsearchError("--engine-version is for GPUs: on a CPU the engine that is installed is measured as it runs")
         return None
-    version = asked.engine_version or installed_version(engine, device) or _version_measured(asked, engine, device)
+    version = asked.engine_version
+    if version is None:  # an empty one is a mistake, which is refused below
+        version = installed_version(engine, device) or _version_measured(asked, engine, device)
     return engine_rounds(engine, version, parse_options(engine, asked.engine_options))
 
 

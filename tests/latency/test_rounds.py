@@ -173,3 +173,14 @@ def test_without_an_engine_nothing_is_told_apart() -> None:
     time = model.round(TARGET, DRAFT, workload, 3)
     assert time.host_s is None and time.bound is None and model.engine_version is None
     assert model.free_layers(TARGET, DRAFT, workload, 3) is None
+
+
+def test_drafting_nothing_is_as_unsure_as_what_the_engine_adds_to_it() -> None:
+    latency = RooflineLatency(resolve_device("h100"), "bfloat16", "graph", "vllm", engine_rounds("vllm", "0.16.0"))
+    one = Architecture(1024, 5120, 1, 4, 2, 128, 16384)
+    for batch in (1, 64, 256):
+        work = Workload(batch, 256, 1, "bfloat16", "graph")
+        idle, own = latency.idle_s(TARGET, one, work), latency.idle_draft_s(one, work)
+        costs = latency.rounds.costs  # type: ignore[union-attr]
+        added = math.hypot(costs.round_s.std, costs.token_s.std, batch * costs.sequence_s.std) * costs.band(batch)
+        assert idle.value > own.value and math.isclose(idle.std, math.hypot(own.std, added))
