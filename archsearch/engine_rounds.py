@@ -190,7 +190,7 @@ def parse_version(engine: str, text: str) -> Version:
 def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
     """`NAME=VALUE` texts as switches of `engine`; raises ArchsearchError for one that it does not have, or given two values."""
     known = _table()["versions"].get(engine, {}).get("options", {})
-    found = {}
+    found: dict[str, str] = {}
     for text in texts:
         name, _, value = text.partition("=")
         value = {"true": "1", "false": "0"}.get(value.strip().lower(), value.strip())
