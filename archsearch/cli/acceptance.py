@@ -35,7 +35,7 @@ from archsearch.cli.output import emit
 @click.option("--gpu", metavar="NAME", help="Also the modelled speed-up at each gamma on this device.")
 @click.option("--profile", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A profile, instead of --gpu.")
 @click.option("--batch-size", default=1, show_default=True, type=click.IntRange(min=1), metavar="N", help="For the speed-up.")
-@click.option("--mode", type=click.Choice(["eager", "graph"]), default="eager", show_default=True, help="For the speed-up.")
+@click.option("--mode", type=click.Choice(["eager", "graph"]), help="For the speed-up (default: vllm's on a GPU).")
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder for the target's text (kept there).")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the figures as JSON.")
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the trace (.npz).")

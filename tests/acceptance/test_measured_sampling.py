@@ -19,6 +19,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft, load_draft, save_draft
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
+from archsearch.pipeline.latency import choose_latency
 from archsearch.text.encode import with_states
 from archsearch.text.generate import generate_text
 from archsearch.text.prompts import EncodedPrompt, Prompt, encode_prompts, read_prompts
@@ -378,3 +379,19 @@ def test_chat_forms_are_read(built, tmp_path):
     data = json.loads(result.stdout)
     assert data["prompts"] == 3 and data["by_category"]["a"]["prompts"] == 2 and list(data["by_category"]) == ["a"]
     assert Prompt((("user", "x y"),)).text == "x y"
+
+
+@pytest.mark.parametrize(("more", "engine"), [((), "vllm"), (("--mode", "eager"), "transformers")])
+def test_on_a_gpu_the_speed_up_is_that_of_the_engine_that_searches_are_for(
+    more: tuple[str, ...], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def caught(request):  # noqa: ANN001, ANN202
+        seen.append(request.asked)
+        raise ArchsearchError("caught")
+
+    monkeypatch.setattr("archsearch.pipeline.acceptance.measure_acceptance", caught)
+    assert call("--target", "llama-3.1-8b", "--draft", "llama-3.2-1b", "--gpu", "h100", *more).exit_code == 2
+    source, _ = choose_latency(seen[0], resolve_target("llama-3.1-8b").architecture)
+    assert source.engine == engine

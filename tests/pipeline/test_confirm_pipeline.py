@@ -40,7 +40,7 @@ from archsearch.report import summary_text
 from archsearch.report.terminal.confirm import confirm_text
 from archsearch.runs.load import LoadRecord
 from archsearch.search.space import load_space
-from archsearch.speedup import accepted_by_position
+from archsearch.speedup import MAX_GAMMA, accepted_by_position
 from archsearch.workload import WorkloadRequest
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import TINY, give_weights, make_world, tiny_drafts
@@ -398,7 +398,7 @@ def test_the_schedule_of_a_rank(session: SearchSession) -> None:
     assert gammas[0] >= 2 and gammas == sorted(gammas, reverse=True)
     for point in kept["points"]:
         best = max(value["value"] for value in point["by_gamma"].values())
-        assert set(point["by_gamma"]) == {str(gamma) for gamma in range(1, 9)}
+        assert set(point["by_gamma"]) == {str(gamma) for gamma in range(1, MAX_GAMMA + 1)}
         if point["gamma"]:
             assert point["speedup"]["value"] == best == point["by_gamma"][str(point["gamma"])]["value"]
         else:  # vLLM runs the draft all the same
