@@ -90,7 +90,10 @@ def test_vllm_by_version(version: str, draft: str | None, head: str) -> None:
         ("vllm", "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "1", "async_scheduling": "0"}, "vllm-none-sync"),
         ("vllm", "0.20.0", {"async_scheduling": "1"}, "vllm-none-async"),
         ("vllm", "0.28.0", {"async_scheduling": "0"}, "vllm-piecewise-sync"),
-        ("vllm", "0.28.0", {"enforce_eager": "1"}, "vllm-none-sync"),
+        ("vllm", "0.26.0", {"enforce_eager": "1"}, "vllm-none-sync"),
+        ("vllm", "0.26.0", {"enforce_eager": "1", "async_scheduling": "1"}, "vllm-none-async"),
+        ("vllm", "0.28.0", {"enforce_eager": "1"}, "vllm-none-async"),  # scheduling is asynchronous by default from 0.27.1 on
+        ("vllm", "0.33.0", {"enforce_eager": "1", "async_scheduling": "0"}, "vllm-none-sync"),
         ("sglang", "0.5.9", {}, "sglang-sync"),
         ("sglang", "0.5.9", {"SGLANG_ENABLE_SPEC_V2": "1"}, "sglang-overlap"),
         ("sglang", "0.5.23", {}, "sglang-overlap"),

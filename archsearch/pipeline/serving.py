@@ -49,7 +49,9 @@ def with_engine(asked: WorkloadRequest) -> WorkloadRequest:
     check_batch(facts, device, asked.batch_size)
     usual = default_mode(device, facts.name)
     if device.kind != "cpu" and asked.mode not in (None, usual):
-        other = "use --engine vllm" if usual == "eager" else "use --engine transformers, or --engine-option enforce_eager=1"
+        off = [name for name in ("enforce_eager", "disable_cuda_graph") if name in known_options(facts.name)]
+        switch = f", or --engine-option {off[0]}=1" if off else ""
+        other = "use --engine vllm" if usual == "eager" else f"use --engine transformers{switch}"
         how = "without CUDA graphs" if usual == "eager" else "with CUDA graphs"
         raise ArchsearchError(f"--mode {asked.mode}: {facts.title} runs {how} on a GPU; {other}")
     return replace(asked, engine=facts.name, engine_version=rounds.version if rounds is not None else None)

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from archsearch.engine_rounds import newest_version
+from archsearch.errors import ArchsearchError
 from archsearch.pipeline import SearchSession, serving
+from archsearch.workload import WorkloadRequest
 from tests.cli.commands import call, files_in, last_json, refused
 
 PAIR = ("--target", "qwen2.5-7b", "--draft", "qwen2.5-0.5b", "--gpu", "h100", "--alpha", "0.8", "--gamma", "4")
@@ -225,3 +227,17 @@ def test_a_run_of_0_1_0_for_transformers_in_graph_mode_reopens(runs: Path) -> No
     assert "has no weights" in refused("confirm", "runs/default")
     assert "engine was 'transformers', now 'vllm'" in refused(*SEARCH, "--run", "runs/default")
     assert before <= files_in(run)
+
+
+@pytest.mark.parametrize(
+    ("engine", "advice"),
+    [
+        ("vllm", "or --engine-option enforce_eager=1"),
+        ("sglang", "or --engine-option disable_cuda_graph=1"),
+        ("tensorrt-llm", "use --engine transformers"),
+    ],
+)
+def test_a_mode_that_contradicts_the_engine_is_refused_with_a_switch_that_it_has(engine: str, advice: str) -> None:
+    with pytest.raises(ArchsearchError) as error:
+        serving.with_engine(WorkloadRequest(gpu="h100", mode="eager", engine=engine))
+    assert str(error.value).endswith(advice)

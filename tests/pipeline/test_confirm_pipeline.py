@@ -394,6 +394,8 @@ def test_the_schedule_of_a_rank(session: SearchSession) -> None:
     kept = read("runs/a/best/1/schedule.json")
     assert kept["ranges"] == data["ranges"] and kept["engine"] == "vllm" and kept["latency"] == data["latency"]
     assert [point["batch_size"] for point in kept["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    slow = [str(point["batch_size"]) for point in kept["points"] if point["speedup"]["value"] < 1]
+    assert slow and data["note"].endswith(f"Without the draft loaded a server is faster at batch size {', '.join(slow)}.")
     gammas = [point["gamma"] for point in kept["points"]]
     assert gammas[0] >= 2 and gammas == sorted(gammas, reverse=True)
     for point in kept["points"]:
