@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
@@ -238,8 +238,8 @@ class LatencyOfRounds:
         )
 
     def idle_s(self: Any, target: Architecture, draft: Architecture, workload: Workload) -> Estimate:
-        """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching and
-        waiting for that takes longer than a plain step."""
+        """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching that
+        takes longer than a plain step. What a round adds for the tokens it drafted is not charged (assumed: there are none)."""
         idle = self.idle_draft_s(draft, workload)
         if self.rounds is None or not idle.value:
             return idle
@@ -248,7 +248,7 @@ class LatencyOfRounds:
         layers = draft.num_hidden_layers
         reduces = 2 * layers + 1 if sharded else 0
         passes = Passes(step, idle, idle, 1, workload.batch_size, layers, target.num_hidden_layers, reduces)
-        time = round_time(self.rounds.costs, passes)
+        time = round_time(replace(self.rounds.costs, round_s=replace(self.rounds.costs.round_s, value=0.0)), passes)
         longer = time.round_s.value - self.decode_s(target, workload).value
         if longer <= idle.value:
             return idle
