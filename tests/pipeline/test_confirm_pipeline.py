@@ -230,7 +230,7 @@ def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(session: SearchS
     ("request_", "choice", "words"),
     [
         (replace(SHORT, concurrencies=(1, 10**9)), HERE, "do not fit cpu-"),
-        (replace(SHORT, gammas=(12,)), HERE, "acceptance is known for gamma 1 to 8, not for 12"),
+        (replace(SHORT, gammas=(20,)), HERE, "acceptance is known for gamma 1 to 16, not for 20"),
         (replace(SHORT, concurrencies=(1, 2)), EngineChoice("transformers"), "one request at a time, so 2 in flight"),
         (replace(SHORT, schedule=True), EngineChoice("openvino"), "openvino takes one gamma for all batch sizes"),
         (replace(SHORT, concurrencies=(1,), schedule=True), EngineChoice("transformers"), "transformers takes one gamma"),
