@@ -25,7 +25,7 @@ from archsearch.pipeline.serving import default_engine, default_mode, installed_
 from archsearch.profiles import Profile, cpu_stack, find_profile, profiles_of
 from archsearch.search.objective import Latency
 from archsearch.threads import DEFAULT
-from archsearch.workload import Mode, Workload, WorkloadRequest
+from archsearch.workload import Mode, Workload, WorkloadRequest, dtype_name
 
 DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
 RANKS = (1, 2, 4, 8)
@@ -79,6 +79,8 @@ def choose_latency(asked: WorkloadRequest, target: Architecture) -> tuple[Latenc
     which the profile says that the target decodes fastest; a speed-up over a slower dtype is none. Raises ArchsearchError where
     no number of devices holds the target, MissingDataError without a usable profile.
     """
+    if asked.dtype is not None:
+        asked = replace(asked, dtype=dtype_name(asked.dtype))
     profile, device = _profile_and_device(asked)
     if asked.engine is None:
         asked = replace(asked, engine=default_engine(device, asked.mode))

@@ -106,3 +106,9 @@ def test_a_profile_of_one_s_own_wins(tmp_path: Path, monkeypatch: pytest.MonkeyP
     source, _ = choose_latency(asked, target)
     assert isinstance(source.latency, LatencyModel) and source.latency.carried_to is None
     assert source.profile["folder"] == str(own.folder)
+
+
+def test_a_dtype_by_its_short_name_from_python() -> None:
+    asked = WorkloadRequest("l40s", dtype="fp8", engine="vllm")
+    source, workload = choose_latency(asked, load("llama-3.1-8b").architecture)
+    assert source.dtype == workload.dtype == "float8_e4m3fn"
