@@ -125,7 +125,7 @@ def schedule_rank(
         note = f"At batch size {next(size for size in sizes if size > most)} the KV caches do not fit {device.key}."
     elif not batch_sizes and largest is not None:
         note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
-    if slow := [str(point.batch_size) for point in points if point.speedup.value < 1.0]:
+    if slow := [str(point.batch_size) for point in points if point.speedup is not None and point.speedup.value < 1.0]:
         note = f"{note} Without the draft loaded a server is faster at batch size {', '.join(slow)}.".strip()
     largest_used = largest_gamma(ranges, 0)
     if engine_facts(name).speculative_config and largest_used:
