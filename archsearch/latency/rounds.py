@@ -225,17 +225,21 @@ class LatencyOfRounds:
     ) -> Passes:
         """The GPU's passes of a round of `gamma` draft tokens."""
         first, later = self.draft_passes(draft, workload, gamma)
+        return self._passes_of(target, draft, workload, (verify_s, first, later), gamma)
+
+    def _passes_of(
+        self: Any,
+        target: Architecture,
+        draft: Architecture,
+        workload: Workload,
+        times: tuple[Estimate, Estimate, Estimate],
+        gamma: int,
+    ) -> Passes:
+        """A round's passes from the times of the target's, the draft's first and each later one."""
+        layers = draft.num_hidden_layers
         sharded = self.facts.draft_ranks(workload.tensor_parallel) > 1
-        return Passes(
-            verify_s,
-            first,
-            later,
-            gamma,
-            workload.batch_size,
-            draft.num_hidden_layers,
-            target.num_hidden_layers,
-            2 * draft.num_hidden_layers + 1 if sharded else 0,  # two a layer, one for the embedding
-        )
+        reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
+        return Passes(*times, gamma, workload.batch_size, layers, target.num_hidden_layers, reduces)
 
     def idle_s(self: Any, target: Architecture, draft: Architecture, workload: Workload) -> Estimate:
         """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching that
@@ -243,11 +247,7 @@ class LatencyOfRounds:
         idle = self.idle_draft_s(draft, workload)
         if self.rounds is None or not idle.value:
             return idle
-        step = self.verify_s(target, workload, 0)
-        sharded = self.facts.draft_ranks(workload.tensor_parallel) > 1
-        layers = draft.num_hidden_layers
-        reduces = 2 * layers + 1 if sharded else 0
-        passes = Passes(step, idle, idle, 1, workload.batch_size, layers, target.num_hidden_layers, reduces)
+        passes = self._passes_of(target, draft, workload, (self.verify_s(target, workload, 0), idle, idle), 1)
         time = round_time(replace(self.rounds.costs, round_s=replace(self.rounds.costs.round_s, value=0.0)), passes)
         longer = time.round_s.value - self.decode_s(target, workload).value
         if longer <= idle.value:
