@@ -1,13 +1,14 @@
 """Drafters that are no model: they look the next tokens up in what was read and written before.
 
-- `Ngram`: the tokens that followed an earlier occurrence of the last n tokens of prompt and answer; the longest n that occurs, and
-  of its occurrences the first, as vLLM's `ngram` finds them (`v1/spec_decode/ngram_proposer.py`: Knuth-Morris-Pratt from the end,
-  the position farthest from it wins).
+- `Ngram`: the tokens that followed an earlier occurrence of the last n tokens of prompt and answer; the longest n that occurs,
+  and of its occurrences the first, as vLLM's `ngram` finds them (`v1/spec_decode/ngram_proposer.py`: Knuth-Morris-Pratt from the
+  end, the position farthest from it wins).
 - `Suffix`: suffix decoding (arXiv 2411.04975) as Arctic Inference does it for vLLM's `suffix`: `suffix_tree.py`.
 
-What they draft depends on the text alone, so a text that a target wrote, walked round by round, says *exactly* what they do on it:
-which rounds draft at all, how many tokens, and how many of these are accepted. That holds for sampled text too: the drafted token
-has all the mass of its distribution, so it is accepted with the chance that the target writes it, which is what the text shows.
+What they draft depends on the text alone, so a text that a target wrote, walked round by round, says *exactly* what they do on
+it: which rounds draft at all, how many tokens, and how many of these are accepted. That holds for sampled text too: the drafted
+token has all the mass of its distribution, so it is accepted with the chance that the target writes it, which is what the text
+shows.
 
 The first token of an answer comes out of the prefill; rounds start after it. Which rounds count: as in `replay.py`.
 """
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from archsearch.acceptance.measured import RESAMPLES, Resampled, resampled_ratio
+from archsearch.acceptance.measured import Resampled, resampled_ratio
 from archsearch.acceptance.suffix_tree import SuffixCache, SuffixLimits
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -121,9 +122,9 @@ class Suffix:
 class LookupReplay:
     """What rounds with a looked-up draft of at most `gamma` tokens do on a list of texts.
 
-    `rounds`; `drafts_share`: of them draft at all, the others are plain steps of the target; of those that draft, `drafted` tokens
-    in the mean, `drafted_by_position` [gamma]: how many reach position i, and `accepted_by_position` [gamma]: in how many
-    position i is accepted. `tau`: mean tokens over all rounds, `1 + drafts_share * sum(accepted_by_position)`. The stds are
+    `rounds`; `drafts_share`: of them draft at all, the others are plain steps of the target. Of those that draft: `drafted`
+    tokens in the mean, `drafted_by_position` [gamma]: in how many position i is drafted, `accepted_by_position` [gamma]: in how
+    many it is accepted. `tau`: mean tokens over all rounds, `1 + drafts_share * sum(accepted_by_position)`. The stds are
     bootstrap ones over texts.
     """
 
@@ -207,8 +208,8 @@ def _round(counts: _Counts, tokens: Sequence[int], text: LookupText, at: int, ga
 
 
 def _summed(gamma: int, counts: Sequence[_Counts]) -> LookupReplay:
-    drafted = sum(each.drafted for each in counts)  # [gamma + 1]
-    accepted = sum(each.accepted for each in counts)  # [gamma + 1]
+    drafted = np.sum([each.drafted for each in counts], axis=0)  # [gamma + 1]
+    accepted = np.sum([each.accepted for each in counts], axis=0)  # [gamma + 1]
     rounds, drafting = int(drafted.sum()), int(drafted[1:].sum())
     per_text = np.array([[each.written, each.drafted[1:].sum(), each.drafted.sum()] for each in counts], dtype=np.float64)
     tau = resampled_ratio(per_text[:, [0, 2]], fallback_std=1.0)
