@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.text.batch import Report
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 PIECE_TOKENS: Final = 256
+
+T = TypeVar("T", EncodedPrompt, CachedSequence)
 
 
 def encode_text(
@@ -50,7 +52,7 @@ def encode_text(
     ) -> tuple[list[CachedSequence], bool]:
         sequences: list[CachedSequence] = []
         tokens = 0
-        for batch in _batches(sorted(shard, key=lambda piece: len(piece.token_ids)), pass_tokens):
+        for batch in passes(sorted(shard, key=lambda piece: len(piece.token_ids)), pass_tokens):
             if sequences and deadline is not None and time.monotonic() >= deadline:
                 return sequences, False
             sequences += _read(target, head, batch)
@@ -70,9 +72,9 @@ def _pieces(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> Iterator[E
                 yield EncodedPrompt(tuple(ids[start : start + max_tokens]), "plain", f"text-{number}-{part}")
 
 
-def _batches(pieces: Sequence[EncodedPrompt], pass_tokens: int) -> Iterator[list[EncodedPrompt]]:
-    """Pieces (shortest first) that go through the target in one pass, padding counted."""
-    batch: list[EncodedPrompt] = []
+def passes(pieces: Sequence[T], pass_tokens: int) -> Iterator[list[T]]:
+    """Texts (shortest first) that go through the target in one pass, padding counted."""
+    batch: list[T] = []
     for piece in pieces:
         if batch and (len(batch) + 1) * len(piece.token_ids) > pass_tokens:
             yield batch

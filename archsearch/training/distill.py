@@ -366,8 +366,8 @@ class _Run:
         self.frequent = self._frequent_rows() if self.rows > _FULL_HEAD_LIMIT else None
         self.same_width = int(self.weight.shape[1]) == caches[0].hidden_size
         self.was_trainable = {name: p.requires_grad for name, p in draft.named_parameters()}
-        embedding = draft.get_input_embeddings().weight
-        embedding.requires_grad_(config.train_embedding)
+        if (embedding := draft.get_input_embeddings()) is not None:
+            embedding.weight.requires_grad_(config.train_embedding)
         self.trainable = {name: p for name, p in draft.named_parameters() if p.requires_grad}
         on_cpu_or_cuda = self.weight.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(
@@ -428,7 +428,7 @@ class _Run:
                     self.annealing = True
                 begin = time.monotonic()
                 lr = learning_rate(self.config, fraction, self.tokens)
-                batch = make_batch([self.sequences[i] for i in batch_indices])
+                batch = self._batch(batch_indices)
                 loss = self._update(batch, lr)
                 self.step_seconds += time.monotonic() - begin
                 self.seconds = time.monotonic() - clock
@@ -538,6 +538,23 @@ class _Run:
         features = (hidden, batch.hidden) if self.same_width else (None, None)
         return distill_loss(logits, teacher_logits, greedy, self.config, *features)
 
+    # ---- what heads on hidden states do otherwise, besides `_loss` (archsearch.training.heads)
+
+    def _batch(self, indices: Sequence[int]) -> Batch:
+        """The sequences of one step."""
+        return make_batch([self.sequences[i] for i in indices])
+
+    def _matches(self) -> list[np.ndarray]:
+        """Of each held-out text, what is right of what could be, with the weights as they are."""
+        return greedy_matches(self.draft, self.heldout)
+
+    def _extra(self) -> dict[str, Any]:
+        """What a checkpoint holds besides."""
+        return {}
+
+    def _take_extra(self, extra: dict[str, Any]) -> None:
+        """Go on from what `_extra` gave to a checkpoint."""
+
     def _shortlist(self, batch: Batch) -> torch.Tensor:
         """Sorted head rows of this step: frequent tokens, those of the batch, and random negatives (by step, so resumable)."""
         assert self.frequent is not None
@@ -559,7 +576,7 @@ class _Run:
         averaged = bool(self.average) and not self.annealing
         if averaged:
             self._swap()
-        matches = greedy_matches(self.draft, self.heldout)
+        matches = self._matches()
         if averaged:
             self._swap()
         weights = "annealed" if self.annealing else "average" if averaged else "trunk" if self.step else "start"
@@ -578,6 +595,7 @@ class _Run:
             "step_seconds": self.step_seconds, "trained_tokens": self.trained_tokens, "rng": torch.get_rng_state(),
             "average": self.average, "averaged": self.averaged, "annealing": self.annealing,
             "losses": [dataclasses.astuple(p) for p in self.losses], "alphas": [dataclasses.astuple(p) for p in self.alphas],
+            "extra": self._extra(),
         }  # fmt: skip
         save_state(self.path.with_name(name), state)
 
@@ -608,6 +626,7 @@ class _Run:
         self.average, self.averaged, self.annealing = state["average"], state["averaged"], state["annealing"]
         self.losses = [CurvePoint(*p) for p in state["losses"]]
         self.alphas = [CurvePoint(*p) for p in state["alphas"]]
+        self._take_extra(state.get("extra", {}))
         if self.annealing and 1 - self.fraction() > self.config.anneal:
             self.annealing = False  # no trunk was kept: the annealed weights are all there is
         logger.info("resumed at step %d (%d tokens, %.0f s)", self.step, self.tokens, self.seconds)

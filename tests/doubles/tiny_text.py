@@ -16,9 +16,9 @@ def make_target(seed=0):
     )).eval()  # fmt: skip
 
 
-def make_cache(seed=0, count=48):
+def make_cache(seed=0, count=48, target=None):
     """Greedy text of a random target."""
-    target = make_target(seed)
+    target = target or make_target(seed)
     sequences = []
     for i in range(count):
         prompt, new = 3 + i % 5, 6 + i % 7

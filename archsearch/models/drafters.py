@@ -1,0 +1,43 @@
+"""Which kind of drafter a folder holds, by its config.json: a model that drafts, or heads on a target's hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from archsearch.errors import ArchsearchError
+from archsearch.files import read_json
+
+HeadFamily = Literal["eagle3", "medusa"]
+HEAD_FAMILIES: Final[tuple[HeadFamily, ...]] = ("eagle3", "medusa")
+
+EAGLE3_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
+MEDUSA_ARCHITECTURES: Final = ("MedusaModel",)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookup:
+    """A drafter without a model: it proposes what followed the last `shortest` to `longest` tokens where they stood before
+    (n-gram, prompt lookup)."""
+
+    shortest: int = 2
+    longest: int = 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ArchsearchError(f"prompt lookup needs 1 <= shortest <= longest, got {self.shortest} and {self.longest}")
+
+
+def head_family(config: Mapping[str, Any]) -> HeadFamily | None:
+    """The family of a config.json; None for one of a model that drafts on its own."""
+    named = config.get("architectures") or []
+    if any(name in EAGLE3_ARCHITECTURES for name in named):
+        return "eagle3"
+    return "medusa" if config.get("model_type") == "medusa" or any(name in MEDUSA_ARCHITECTURES for name in named) else None
+
+
+def folder_family(folder: Path) -> HeadFamily | None:
+    """The family of a drafter's folder. ArchsearchError where it has no config.json."""
+    return head_family(read_json(folder / "config.json", "the drafter's config"))

@@ -1,0 +1,208 @@
+"""Auxiliary states of texts that a cache holds: what a target's chosen layers take in, for heads that read them (EAGLE-3).
+
+The cache has the final state of every written token; a head on several layers needs a low, a middle and a high one too, for the
+prompt as well, whose rows are keys and values of the head. One pass of the layers that are needed makes them, once: they lie in
+shards beside the text's own. Kept in bfloat16, 2 bytes a number whatever the target computes in: a head learns through far
+larger noise, and float16 would overflow on the outlier channels of a residual stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.errors import ArchsearchError
+from archsearch.files import atomic_path
+from archsearch.text.cache import CachedSequence, TextCache, load_shard, target_fingerprint
+from archsearch.text.encode import passes
+from archsearch.text.settings import BatchLimits, Progress, prefill_tokens
+
+if TYPE_CHECKING:
+    import torch
+
+BYTES_PER_NUMBER: Final = 2
+DISK_SPARE: Final = 1.02  # headers, and the file system's own blocks
+
+
+@dataclass
+class AuxiliaryStates:
+    """The auxiliary states of texts, read from disk when they are asked for. `layers`: whose inputs they are (0: the embedding);
+    `width`: numbers a token, all layers together."""
+
+    layers: tuple[int, ...]
+    width: int
+    _places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)  # text -> shard, first row, rows
+    _open: dict[Path, Any] = field(default_factory=dict)
+
+    def of(self, sequence: CachedSequence) -> torch.Tensor:
+        """[tokens - 1, width] bfloat16: the states at every token of a text but its last. ArchsearchError for an unknown text."""
+        from safetensors import safe_open
+
+        place = self._places.get(_key(sequence))
+        if place is None:
+            raise ArchsearchError("a text has no auxiliary states; they were made for other texts: make them again")
+        path, start, rows = place
+        if path not in self._open:
+            self._open[path] = safe_open(path, framework="pt").__enter__()  # stays mapped while this object lives
+        states: torch.Tensor = self._open[path].get_slice("states")[start : start + rows]
+        return states
+
+    def add(self, path: Path, sequences: Sequence[CachedSequence]) -> None:
+        """The shard at `path` holds the states of `sequences`, one after the other."""
+        start = 0
+        for sequence in sequences:
+            self._places[_key(sequence)] = (path, start, len(sequence) - 1)
+            start += len(sequence) - 1
+
+    def join(self, other: AuxiliaryStates) -> AuxiliaryStates:
+        """The states of both texts."""
+        return AuxiliaryStates(self.layers, self.width, self._places | other._places)
+
+
+def usual_layers(target_layers: int) -> tuple[int, ...]:
+    """(2, n / 2, n - 3): what EAGLE-3 heads read where nothing else is said (SafeAILab/EAGLE, vLLM's default); fewer for targets
+    of less than 6 layers."""
+    return tuple(sorted({min(2, target_layers - 1), target_layers // 2, max(0, target_layers - 3)}))
+
+
+def check_layers(layers: Sequence[int], target_layers: int) -> tuple[int, ...]:
+    """`layers` in order. Raises ArchsearchError for layers that the target has not, or one named twice."""
+    chosen = tuple(sorted(layers))
+    if not chosen or len(set(chosen)) != len(chosen) or chosen[0] < 0 or chosen[-1] >= target_layers:
+        raise ArchsearchError(
+            f"auxiliary layers must be distinct and lie between 0 and {target_layers - 1} (the target has {target_layers} "
+            f"layers), got {list(layers)}"
+        )
+    return chosen
+
+
+def auxiliary_states(target: Any, cache: TextCache, layers: Sequence[int], progress: Progress | None = None) -> AuxiliaryStates:
+    """The inputs of `layers` at every token of the texts in `cache`'s folder; what is on disk already is used.
+
+    Only the layers below the last of `layers` run. Shards are written atomically, each belongs to one target, one list of layers
+    and one list of texts. Raises ArchsearchError: layers the target has not, another target's texts, a disk too small (said
+    before anything runs).
+    """
+    chosen = check_layers(layers, int(target.config.num_hidden_layers))
+    fingerprint = target_fingerprint(target)
+    if fingerprint != cache.target_fingerprint:
+        raise ArchsearchError(f"the texts in {cache.folder} were written by another target; auxiliary states need their own")
+    found = AuxiliaryStates(chosen, len(chosen) * int(target.config.hidden_size))
+    missing = []
+    for path in sorted(cache.folder.glob("shard-*.safetensors")):
+        job = _Shard(path, chosen, fingerprint, tuple(load_shard(path)))
+        found.add(job.output, job.sequences)
+        if not job.done():
+            missing.append(job)
+    check_disk(cache.folder, sum(job.tokens for job in missing) * found.width * BYTES_PER_NUMBER)
+    total, done, begin = sum(job.tokens for job in missing), 0, time.monotonic()
+    for job in missing:
+        for tokens in job.make(target):
+            done += tokens
+            if progress is not None:
+                seconds = time.monotonic() - begin
+                progress({"done": done, "total": total, "tokens_per_s": done / max(seconds, 1e-9), "seconds": seconds})
+    return found
+
+
+def check_disk(folder: Path, needed: int) -> None:
+    """Raise ArchsearchError where `needed` bytes do not fit the disk of `folder`."""
+    free = shutil.disk_usage(folder).free
+    if needed * DISK_SPARE > free:
+        raise ArchsearchError(
+            f"auxiliary states of these texts take {needed / 1e9:.1f} GB in {folder}, {free / 1e9:.1f} GB are free; free space, "
+            "or name fewer layers"
+        )
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """The states that belong to one shard of text."""
+
+    text: Path
+    layers: tuple[int, ...]
+    target: str
+    sequences: tuple[CachedSequence, ...]
+
+    @property
+    def output(self) -> Path:
+        names = "-".join(map(str, self.layers))
+        return self.text.with_name(f"auxiliary-{names}-{self.text.stem.removeprefix('shard-')}.safetensors")
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sequence) - 1 for sequence in self.sequences)
+
+    def identity(self) -> dict[str, str]:
+        texts = hashlib.sha256(b"".join(_key(sequence) for sequence in self.sequences)).hexdigest()
+        return {"target": self.target, "layers": json.dumps(self.layers), "texts": texts}
+
+    def done(self) -> bool:
+        from safetensors import safe_open
+
+        if not self.output.exists():
+            return False
+        with safe_open(self.output, framework="pt") as shard:
+            return {**(shard.metadata() or {})} == self.identity()
+
+    def make(self, target: Any) -> Iterator[int]:
+        """Run the target and write the shard; yields the tokens of every pass."""
+        import torch
+        from safetensors.torch import save
+
+        rows: dict[int, torch.Tensor] = {}
+        order = sorted(range(len(self.sequences)), key=lambda place: len(self.sequences[place]))
+        start = 0
+        for batch in passes([self.sequences[place] for place in order], prefill_tokens(target, BatchLimits())):
+            states = _layer_inputs(target, [sequence.token_ids[:-1] for sequence in batch], self.layers)
+            for row, place in enumerate(order[start : start + len(batch)]):
+                rows[place] = states[row, : len(self.sequences[place]) - 1].clone()
+            start += len(batch)
+            yield sum(len(sequence) - 1 for sequence in batch)
+        whole = torch.cat([rows[place] for place in range(len(self.sequences))])
+        with atomic_path(self.output) as temporary:
+            temporary.write_bytes(save({"states": whole}, metadata=self.identity()))
+
+
+class _Enough(Exception):
+    """The last layer that is needed was reached."""
+
+
+def _layer_inputs(target: Any, texts: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor:
+    """[texts, longest, layers * hidden] bfloat16 on the CPU: what each of `layers` takes in, side by side."""
+    import torch
+
+    width = max(int(text.shape[0]) for text in texts)
+    ids = torch.zeros(len(texts), width, dtype=torch.long)
+    for row, text in enumerate(texts):
+        ids[row, : text.shape[0]] = text  # padding on the right: a causal model never looks there
+    seen: dict[int, torch.Tensor] = {}
+
+    def hook(layer: int) -> Any:
+        def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[layer] = (args[0] if args else kwargs["hidden_states"]).to(torch.bfloat16).cpu()
+            if layer == max(layers):
+                raise _Enough
+
+        return keep
+
+    handles = [target.base_model.layers[layer].register_forward_pre_hook(hook(layer), with_kwargs=True) for layer in layers]
+    try:
+        with torch.inference_mode():
+            target.base_model(input_ids=ids.to(target.device), use_cache=False)
+    except _Enough:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.cat([seen[layer] for layer in sorted(layers)], -1)
+
+
+def _key(sequence: CachedSequence) -> bytes:
+    return hashlib.sha256(sequence.token_ids.long().numpy().tobytes()).digest()

@@ -1,0 +1,173 @@
+"""Chains of draft tokens along a text: what a head proposes after every written token, gamma tokens far, and how far it is right.
+
+Start q of a text of n written tokens is the round that begins when token q is known (the target wrote it): it drafts the tokens
+q + 1, q + 2, .. While all before were right, the head reads the true text, so one pass along greedy text judges every chain
+exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from archsearch.text.auxiliary import AuxiliaryStates
+from archsearch.text.cache import CachedSequence
+from archsearch.training.distill import Batch, make_batch, native_bf16
+from archsearch.training.heads.eagle3 import Eagle3Head, Rows
+from archsearch.training.heads.medusa import MedusaHeads
+
+Head = Eagle3Head | MedusaHeads
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBatch(Batch):
+    """A batch with what heads need besides: `written`: tokens of each text; `states` [texts, width, aux * hidden] and `next_ids`
+    [texts, width] of an EAGLE-3 head; `first`: the row of each text at which its first round begins."""
+
+    written: tuple[int, ...]
+    first: tuple[int, ...]
+    states: Tensor | None
+    next_ids: Tensor
+
+    def chains(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """For every start whose token `step` + 1 ahead is in the text: its text, its number in the text, and the place of that
+        token in `hidden` and `greedy_ids`; [chains] each."""
+        texts, starts, places = [], [], []
+        offset = 0
+        for text, count in enumerate(self.written):
+            inside = torch.arange(max(0, count - 1 - step))
+            texts.append(torch.full_like(inside, text))
+            starts.append(inside)
+            places.append(inside + offset + 1 + step)
+            offset += count
+        return torch.cat(texts), torch.cat(starts), torch.cat(places)
+
+    def known(self) -> Tensor:
+        """[chains of step 0]: the places in `hidden` of the states that wrote the last known token of each."""
+        return self.chains(0)[2] - 1
+
+    def rows(self) -> Rows:
+        """What an EAGLE-3 head is unrolled over."""
+        assert self.states is not None
+        starts = torch.zeros(len(self.written), max(1, max(self.written) - 1), dtype=torch.long)
+        for text, (first, count) in enumerate(zip(self.first, self.written, strict=True)):
+            starts[text, : count - 1] = torch.arange(first, first + count - 1)
+        return Rows(self.states, self.next_ids, starts)
+
+
+def head_batch(sequences: Sequence[CachedSequence], auxiliary: AuxiliaryStates | None) -> HeadBatch:
+    """Texts side by side, with their auxiliary states where the head reads them."""
+    plain = make_batch(sequences)
+    next_ids = torch.zeros_like(plain.input_ids)
+    states = None if auxiliary is None else torch.zeros(*next_ids.shape, auxiliary.width, dtype=torch.bfloat16)
+    for text, sequence in enumerate(sequences):
+        next_ids[text, : len(sequence) - 1] = sequence.token_ids[1:]
+        if auxiliary is not None and states is not None:
+            states[text, : len(sequence) - 1] = auxiliary.of(sequence)
+    written = tuple(int(sequence.greedy_ids.shape[0]) for sequence in sequences)
+    first = tuple(sequence.prompt_tokens - 1 for sequence in sequences)
+    return HeadBatch(
+        plain.input_ids, plain.positions, plain.hidden, plain.greedy_ids, plain.token_ids, plain.tokens,
+        written, first, states, next_ids,
+    )  # fmt: skip
+
+
+def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
+    """At each step the logits [chains, kept] of the head for the chains of `batch.chains(step)`."""
+    if isinstance(head, Eagle3Head):
+        rows = batch.rows()
+        wide = Rows(rows.states.to(head.fc.weight.dtype), rows.next_ids, rows.starts)
+        for step, normed in enumerate(head.unroll(wide, steps)):
+            texts, starts, _ = batch.chains(step)
+            yield functional.linear(normed[texts, starts], head.lm_head.weight)
+        return
+    known = batch.known()
+    states = head(batch.hidden[known].to(head.blocks[0].weight.dtype))
+    texts, starts, _ = batch.chains(0)
+    ahead = torch.tensor(batch.written)[texts] - 1 - starts  # tokens of its text after each start
+    for step in range(steps):
+        yield functional.linear(states[step][ahead > step], head.rows(step))
+
+
+def chain_matches(
+    head: Head, sequences: Sequence[CachedSequence], gamma: int, auxiliary: AuxiliaryStates | None, *, batch_tokens: int = 4096
+) -> list[np.ndarray]:
+    """Per text [written - 1, gamma] bool: whether draft token k of the chain from each start is the target's greedy one, given
+    that those before it are. False behind the end of the text."""
+    found: list[np.ndarray] = []
+    training = head.training
+    head.eval()
+    weight = head.lm_head.weight
+    kept = head.lm_head.draft_token_ids
+    with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
+        for part in _parts(sequences, batch_tokens):
+            batch = head_batch(part, auxiliary)
+            matches = [np.zeros((max(0, count - 1), gamma), dtype=bool) for count in batch.written]
+            for step, logits in enumerate(step_logits(head, batch, gamma)):
+                texts, starts, places = batch.chains(step)
+                right = kept[logits.argmax(-1)] == batch.greedy_ids[places]
+                for text, start, hit in zip(texts.tolist(), starts.tolist(), right.tolist(), strict=True):
+                    matches[text][start, step] = hit
+            found += matches
+    head.train(training)
+    return found
+
+
+def _parts(sequences: Sequence[CachedSequence], batch_tokens: int) -> Iterator[list[CachedSequence]]:
+    part: list[CachedSequence] = []
+    for sequence in sequences:
+        longest = max(len(other) for other in (*part, sequence))
+        if part and (len(part) + 1) * longest > batch_tokens:
+            yield part
+            part = []
+        part.append(sequence)
+    if part:
+        yield part
+
+
+def autocast(weight: Tensor, enabled: bool | None) -> torch.autocast:
+    """bfloat16 arithmetic where it is wanted, or (None) where the machine is faster with it."""
+    use = native_bf16(weight.device) if enabled is None else enabled
+    return torch.autocast(weight.device.type, torch.bfloat16, enabled=use)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCounts:
+    """Over many chains, by position: `judged`, those whose tokens before it were right, and `right` of these."""
+
+    judged: tuple[int, ...]
+    right: tuple[int, ...]
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        """The chance that each draft token is right, given that those before it are; 0 where none got so far."""
+        return tuple(right / judged if judged else 0.0 for right, judged in zip(self.right, self.judged, strict=True))
+
+    @property
+    def alpha(self) -> float:
+        """Right among all judged."""
+        return sum(self.right) / max(1, sum(self.judged))
+
+    @property
+    def tokens_a_round(self) -> float:
+        """1 + the running products of `conditional`, summed: of rounds that may begin anywhere. Real rounds begin after a token
+        that was not foreseen, in harder places, and write somewhat less (`acceptance.replay`)."""
+        return 1.0 + float(np.cumprod(self.conditional).sum())
+
+
+def count_chains(matches: Sequence[np.ndarray]) -> ChainCounts:
+    """Counts over all starts of all texts; chains that leave the text are not judged beyond it."""
+    gamma = matches[0].shape[1] if matches else 0
+    judged, right = np.zeros(gamma, dtype=np.int64), np.zeros(gamma, dtype=np.int64)
+    for rows in matches:
+        inside = np.arange(gamma)[None] < (len(rows) - np.arange(len(rows)))[:, None]
+        reach = np.logical_and.accumulate(rows, axis=1)
+        before = np.concatenate([np.ones((len(rows), 1), dtype=bool), reach[:, :-1]], axis=1)
+        judged += (inside & before).sum(0)
+        right += (inside & reach).sum(0)
+    return ChainCounts(tuple(judged.tolist()), tuple(right.tolist()))

@@ -1,0 +1,228 @@
+"""Folders of heads in the formats that engines load: written, read, and checked against a target.
+
+EAGLE-3: the form that SafeAILab, SpecForge and Model-Optimizer write, which vLLM, SGLang, TensorRT-LLM, llama.cpp's converter and
+optimum-intel read. The layers whose inputs fc reads and `norm_before_residual` are always written: an engine that guesses them
+differently says nothing and accepts next to nothing. Medusa: vLLM's. Its 0.32 refuses a head of fewer rows than the vocabulary
+("weights were not initialized: token_map"), so all rows are written, those of dropped tokens as in a draft's padded head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import to_hf_config
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import atomic_path, read_json, write_json
+from archsearch.models.drafters import HeadFamily, head_family
+from archsearch.models.drafts import padding_row
+from archsearch.models.files import WEIGHTS_FILE
+from archsearch.training.heads.eagle3 import Eagle3Head
+from archsearch.training.heads.medusa import MedusaHeads
+
+EAGLE3_ARCHITECTURE = "LlamaForCausalLMEagle3"
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What a head must fit of its target: `name` for messages; `fingerprint` of its weights, "" where it is not known."""
+
+    name: str
+    hidden_size: int
+    layers: int
+    vocab_size: int
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, arch: Architecture, name: str, fingerprint: str = "") -> TargetFacts:
+        return cls(name, arch.hidden_size, arch.num_hidden_layers, arch.vocab_size, fingerprint)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "hidden_size": self.hidden_size, "layers": self.layers, "vocab_size": self.vocab_size,
+                "fingerprint": self.fingerprint}  # fmt: skip
+
+
+def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
+    """The transformers config of a head's layers: shape of `decoder`; eps, activation and positions of `target`."""
+    fields = to_hf_config(decoder.replace(draft_vocab_size=None, model_type="llama"))
+    fields.pop("model_type")
+    fields.pop("archsearch", None)
+    for name in ("rms_norm_eps", "rope_parameters", "hidden_act", "max_position_embeddings", "bos_token_id", "eos_token_id"):
+        if getattr(target.config, name, None) is not None:
+            fields[name] = getattr(target.config, name)
+    fields.pop("rope_theta", None)
+    config = LlamaConfig(**fields)
+    config.tie_word_embeddings = False
+    return config
+
+
+def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32) -> None:
+    """Write config.json and model.safetensors; weights last."""
+    kept = head.lm_head.draft_token_ids
+    tensors = {name: tensor.detach().to(dtype) for name, tensor in head.saved().items()}
+    ids = torch.arange(len(kept))
+    present = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+    present[kept] = True
+    config = _llama_fields(head.config) | {
+        "architectures": [EAGLE3_ARCHITECTURE],
+        "target_hidden_size": head.target_hidden_size,
+        "draft_vocab_size": len(kept),
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "norm_before_residual": False,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(head.aux_layers), "use_aux_hidden_state": True},
+        "archsearch": {"target": target.to_dict()},
+    }
+    _write(folder, config, tensors | {"d2t": (kept - ids).long(), "t2d": present})
+
+
+def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "vocab_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "bos_token_id", "eos_token_id")  # fmt: skip
+    fields = {name: getattr(config, name) for name in names}
+    rope = dict(config.rope_parameters)
+    # Both places: transformers 5 reads rope_parameters, older readers the top level.
+    places = {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
+    if rope.get("rope_type", "default") != "default":
+        places["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+    own = {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+    return own | fields | places
+
+
+def save_medusa(
+    heads: MedusaHeads, folder: Path, target: TargetFacts, mean_state: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write config.json and model.safetensors. `mean_state` [hidden]: mean final state, what padding rows point away from."""
+    kept = heads.lm_head.draft_token_ids
+    tensors = {f"blocks.{j}.layers.0.weight": block.weight.detach().to(dtype) for j, block in enumerate(heads.blocks)}
+    for j, own in enumerate(heads.lm_heads):
+        rows = own.weight.detach()
+        full = padding_row(rows, mean_state).expand(heads.vocab_size, -1).clone()
+        full[kept] = rows
+        tensors["lm_head.weight" if heads.shared else f"lm_heads.{j}.weight"] = full.to(dtype)
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": heads.hidden_size,
+        "vocab_size": heads.vocab_size,
+        "truncated_vocab_size": heads.vocab_size,
+        "num_heads": heads.gamma,
+        "num_hidden_layers": 1,
+        "original_lm_head": heads.shared,
+        "medusa_fc_bias": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "archsearch": {"target": target.to_dict(), "draft_token_ids": kept.tolist()},
+    }
+    _write(folder, config, tensors)
+
+
+def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save
+
+    write_json(folder / "config.json", config)
+    with atomic_path(folder / WEIGHTS_FILE) as temporary:
+        temporary.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={"format": "pt"}))
+
+
+# --------------------------------------------------------------------------------------------------------------------- reading
+
+
+def read_head_config(folder: Path) -> tuple[HeadFamily, dict[str, Any]]:
+    """(family, config) of a head's folder. Raises ArchsearchError for a folder that holds something else."""
+    config = read_json(folder / "config.json", "the head's config")
+    family = head_family(config)
+    if family is None:
+        raise ArchsearchError(f"{folder} holds no EAGLE-3 or Medusa head (architectures {config.get('architectures')})")
+    return family, config
+
+
+def check_head(folder: Path, target: TargetFacts) -> HeadFamily:
+    """The family of the head in `folder`. Raises ArchsearchError, in one line, where it is of another target: vocabulary, width,
+    auxiliary layers, or the weights that it was trained beside."""
+    family, config = read_head_config(folder)
+    width = int(config.get("target_hidden_size") or config["hidden_size"])
+    layers = aux_layers(config, folder) if family == "eagle3" else ()
+    named = config.get("archsearch", {}).get("target", {})
+    wrong = ""
+    if int(config["vocab_size"]) != target.vocab_size:
+        wrong = f"its vocabulary has {config['vocab_size']} tokens, {target.name} has {target.vocab_size}"
+    elif width != target.hidden_size:
+        wrong = f"it reads states of width {width}, those of {target.name} have {target.hidden_size}"
+    elif layers and max(layers) >= target.layers:
+        wrong = f"it reads the inputs of layers {list(layers)}, {target.name} has layers 0 to {target.layers - 1}"
+    elif target.fingerprint and named.get("fingerprint") and named["fingerprint"] != target.fingerprint:
+        wrong = f"it was trained on the states of {named.get('name')}, whose weights are not those of {target.name}"
+    if wrong:
+        raise ArchsearchError(f"the head in {folder} is not for this target: {wrong}; use a head of this target")
+    return family
+
+
+def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    """The layers whose inputs an EAGLE-3 head reads. Raises ArchsearchError where its config does not say."""
+    nested = config.get("eagle_config") or {}
+    ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
+    if not ids:
+        raise ArchsearchError(
+            f"{folder / 'config.json'} does not name eagle_aux_hidden_state_layer_ids; engines would guess, and a wrong guess "
+            "accepts next to nothing: write them"
+        )
+    return tuple(int(layer) for layer in ids)
+
+
+def load_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
+    """The head of a folder in the common format, in float32. `embedding` [vocab, hidden]: the target's."""
+    family, config = read_head_config(folder)
+    if family != "eagle3" or config.get("norm_before_residual"):
+        raise ArchsearchError(f"{folder} holds no EAGLE-3 head of the kind trained here (norm_before_residual must be false)")
+    tensors = _tensors(folder)
+    rows = int(config.get("draft_vocab_size") or config["vocab_size"])
+    kept = torch.arange(rows) + tensors.pop("d2t", torch.zeros(rows, dtype=torch.long)).long()
+    tensors.pop("t2d", None)
+    known = {
+        name: value for name, value in config.items() if name not in ("architectures", "archsearch", "torch_dtype", "model_type")
+    }
+    llama = LlamaConfig(**known)
+    head = Eagle3Head(
+        llama, int(config.get("target_hidden_size") or llama.hidden_size), aux_layers(config, folder), kept.tolist(), embedding
+    )
+    _fill(head, tensors, folder, ("embedding.weight", "lm_head.draft_token_ids"))
+    return head.eval()
+
+
+def load_medusa(folder: Path) -> MedusaHeads:
+    """The Medusa heads of a folder written here, in float32."""
+    _, config = read_head_config(folder)
+    kept = config.get("archsearch", {}).get("draft_token_ids") or list(range(int(config["vocab_size"])))
+    gamma, shared = int(config["num_heads"]), bool(config["original_lm_head"])
+    heads = MedusaHeads(int(config["hidden_size"]), int(config["vocab_size"]), gamma, kept, shared=shared)
+    tensors = _tensors(folder)
+    named = {f"blocks.{j}.weight": tensors[f"blocks.{j}.layers.0.weight"] for j in range(gamma)}
+    for j in range(len(heads.lm_heads)):
+        named[f"lm_heads.{j}.weight"] = tensors["lm_head.weight" if shared else f"lm_heads.{j}.weight"][kept]
+    _fill(heads, named, folder, tuple(f"lm_heads.{j}.draft_token_ids" for j in range(len(heads.lm_heads))))
+    return heads.eval()
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise MissingDataError(f"no weights in {folder}; train the head first")
+    return load_file(path)
+
+
+def _fill(module: torch.nn.Module, tensors: dict[str, Tensor], folder: Path, own: tuple[str, ...]) -> None:
+    try:
+        missing, unexpected = module.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
+    except RuntimeError as error:
+        raise ArchsearchError(f"the weights in {folder} do not fit its config: {str(error).splitlines()[-1].strip()}") from error
+    absent = [name for name in missing if name not in own]
+    if absent or unexpected:
+        raise ArchsearchError(f"the weights in {folder} do not fit its config: missing {absent}, unknown {list(unexpected)}")

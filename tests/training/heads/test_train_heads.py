@@ -1,0 +1,125 @@
+"""Training heads on a tiny target: chains counted rightly, both families learn, runs go on, and the best is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from archsearch.errors import ArchsearchError
+from archsearch.training.distill import split_heldout
+from archsearch.training.heads.chains import chain_matches, count_chains
+from archsearch.training.heads.eagle3 import Rows
+from archsearch.training.heads.medusa import initialise_medusa
+from archsearch.training.heads.train import head_config, train_head
+from tests.doubles.tiny_heads import VOCAB, make_auxiliary, make_deep_target, make_eagle3, write_texts
+
+EVERY = tuple(range(VOCAB))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory):
+    target = make_deep_target()
+    cache = write_texts(tmp_path_factory.mktemp("texts"), target)
+    return target, cache, make_auxiliary(target, cache)
+
+
+def short(**changes):
+    settings = {"max_steps": 24, "batch_tokens": 96, "warmup_tokens": 64, "lr": 5e-3, "autocast": False, "evaluations": 3}
+    return head_config(**{**settings, **changes})
+
+
+def test_chains_are_judged_only_inside_the_text_and_after_right_tokens() -> None:
+    #          start 0: right, wrong, (right)   start 1: right right, then the text ends   start 2: wrong
+    rows = np.array([[1, 0, 1], [1, 1, 0], [0, 0, 0]], dtype=bool)
+    counts = count_chains([rows])
+    assert counts.judged == (3, 2, 0) and counts.right == (2, 1, 0)
+    assert counts.conditional == pytest.approx((2 / 3, 1 / 2, 0.0))
+    assert counts.tokens_a_round == pytest.approx(1 + 2 / 3 + 1 / 3) and counts.alpha == pytest.approx(3 / 5)
+
+
+def test_matches_are_those_of_each_start_alone(world) -> None:
+    target, cache, auxiliary = world
+    head = make_eagle3(target, kept=EVERY).eval()
+    sequences = cache.sequences[:5]
+    matches = chain_matches(head, sequences, 3, auxiliary)
+    for sequence, rows in zip(sequences, matches, strict=True):
+        written, prompt = len(sequence.written), sequence.prompt_tokens
+        assert rows.shape == (written - 1, 3)
+        for start in range(written - 1):
+            alone = Rows(auxiliary.of(sequence)[None].float(), sequence.token_ids[None, 1:], torch.tensor([[prompt - 1 + start]]))
+            with torch.no_grad():
+                steps = [int(head.lm_head(normed)[0, 0].argmax()) for normed in head.unroll(alone, 3)]
+            expected = [start + 1 + k < written and steps[k] == int(sequence.greedy_ids[start + 1 + k]) for k in range(3)]
+            assert rows[start].tolist() == expected
+    medusa = initialise_medusa(target, 2, EVERY)
+    rows = chain_matches(medusa, sequences, 2, None)[0]
+    first = sequences[0]
+    repeats = [int(first.greedy_ids[q]) == int(first.greedy_ids[q + 1]) for q in range(len(first.written) - 1)]
+    assert rows[:, 0].tolist() == repeats, "untrained, a head repeats the token that the target just wrote"
+
+
+@pytest.mark.parametrize("family", ["eagle3", "medusa"])
+def test_heads_learn_and_keep_the_best(world, tmp_path: Path, family: str) -> None:
+    target, cache, auxiliary = world
+    head = make_eagle3(target, kept=EVERY) if family == "eagle3" else initialise_medusa(target, 3, EVERY)
+    aux = auxiliary if family == "eagle3" else None
+    seen = []
+    result = train_head(head, [cache], 3, short(max_steps=60), auxiliary=aux, progress=seen.append)
+    losses = [point.value for point in result.run.loss_curve]
+    tail = losses[20:]  # an EAGLE-3 run changes its loss after a quarter: from there on
+    assert np.mean(tail[-8:]) < 0.9 * np.mean(tail[:8])
+    assert result.best.counts.tokens_a_round == max(point.counts.tokens_a_round for point in result.curve)
+    assert result.best.counts.tokens_a_round > result.curve[0].counts.tokens_a_round
+    assert seen and {"step", "tokens", "seconds", "fraction", "loss", "alpha", "tokens_per_s"} <= set(seen[-1])
+    kept_out = split_heldout(cache.sequences, short().heldout_sequences)[1]
+    assert count_chains(chain_matches(head, kept_out, 3, aux)) == result.best.counts
+
+
+@pytest.mark.parametrize("family", ["eagle3", "medusa"])
+def test_a_stopped_run_ends_where_an_unbroken_one_ends(world, tmp_path: Path, family: str) -> None:
+    target, cache, auxiliary = world
+
+    def fresh():
+        return make_eagle3(target) if family == "eagle3" else initialise_medusa(target, 3, EVERY)
+
+    aux = auxiliary if family == "eagle3" else None
+    whole = fresh()
+    expected = train_head(whole, [cache], 3, short(evaluations=1), auxiliary=aux)
+
+    def stop(progress):
+        if progress["step"] == 15:
+            raise KeyboardInterrupt
+
+    broken = fresh()
+    with pytest.raises(KeyboardInterrupt):
+        train_head(broken, [cache], 3, short(evaluations=1), auxiliary=aux, checkpoint_dir=tmp_path, progress=stop)
+    again = fresh()
+    result = train_head(again, [cache], 3, short(evaluations=1), auxiliary=aux, checkpoint_dir=tmp_path)
+    assert [p.counts for p in result.curve] == [p.counts for p in expected.curve]
+    for ours, theirs in zip(again.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_single_tokens_come_first_and_chains_follow(world, monkeypatch) -> None:
+    from archsearch.training.heads import train as module
+
+    target, cache, auxiliary = world
+    steps = []
+    real = module.step_logits
+    monkeypatch.setattr(module, "step_logits", lambda head, batch, count: steps.append(count) or real(head, batch, count))
+    train_head(make_eagle3(target), [cache], 3, short(evaluations=0), auxiliary=auxiliary)
+    assert steps == [1] * 6 + [3] * 18
+
+
+def test_what_cannot_be_trained_is_said_in_one_line(world, tmp_path: Path) -> None:
+    target, cache, auxiliary = world
+    with pytest.raises(ArchsearchError, match="come with none"):
+        train_head(make_eagle3(target), [cache], 3, short())
+    with pytest.raises(ArchsearchError, match=r"layers \[0, 1, 2\], the texts come with those of layers \[1, 3, 4\]"):
+        train_head(make_eagle3(target, aux=(0, 1, 2)), [cache], 3, short(), auxiliary=auxiliary)
+    train_head(make_eagle3(target), [cache], 3, short(max_steps=2), auxiliary=auxiliary, checkpoint_dir=tmp_path)
+    with pytest.raises(ArchsearchError, match="delete it or name another folder"):
+        train_head(make_eagle3(target, layers=2), [cache], 3, short(), auxiliary=auxiliary, checkpoint_dir=tmp_path)
