@@ -53,7 +53,7 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
         draft.train()
 
         def once(batch: Any, teacher: Any) -> None:
-            with training._autocast(draft.lm_head.weight, None):
+            with training.autocast(draft.lm_head.weight, None):
                 states = training.draft_states(draft, batch)
                 logits = functional.linear(states, draft.lm_head.weight)
             if step:

@@ -26,11 +26,15 @@ from archsearch.progress import ProgressLine
 from archsearch.text.prompt_set import PromptSet
 
 if TYPE_CHECKING:
-    from archsearch.text.cache import TextCache
+    from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
+    from archsearch.training.settings import CurvePoint, DistillResult
 
 
 ANSWER_TOKENS: Final = 96
+HELDOUT_SEQUENCES: Final = 64  # answers to training prompts that are kept out, at most
+LOOK_RATIO: Final = 1.2  # a look costs a pass over some thousand tokens
+PATIENCE: Final = 1.5  # a training ends after half as many tokens again without a better look
 
 
 SUPERNET_FIRST_TOKENS: Final = 4000  # per shape: to learn the speed
@@ -65,6 +69,18 @@ class DraftTrainer:
     @property
     def tokenizer(self) -> Any:
         return self.loaded.tokenizer
+
+    def looked_at(self) -> list[CachedSequence]:
+        """The texts that learning curves are measured on and best weights chosen by, the same for every draft of the run: answers
+        to training prompts that no draft is trained on, and the half of the held-out text that choices are made on."""
+        from archsearch.training.batches import split_heldout
+
+        kept_out = split_heldout(self.texts.training().sequences, HELDOUT_SEQUENCES)[1]
+        for path in sorted((self.folder / "finalists").glob("*/curve.json")):
+            curve = ShortTraining.from_dict(read_json(path, "learning curve"))
+            if len(curve.heldout_tokens) == len(kept_out):  # a run of version 0.1.0 goes on as it began
+                return kept_out
+        return [*kept_out, *self.texts.choosing().sequences]
 
     # -- one draft --------------------------------------------------------------------------------------------------------------
 
@@ -110,8 +126,8 @@ class DraftTrainer:
     ) -> ShortTraining:
         """Distil `arch` until it has seen `tokens` in all (or for `limit_s` seconds in all), without an anneal: its curve so far.
 
-        alpha is measured on answers to training prompts that no draft is trained on, the same for all: the held-out prompts stay
-        unseen until a finalist is measured. Continues its checkpoint; what is done is not done again; `train` goes on from there.
+        alpha is measured on texts that no draft is trained on, the same for all (`looked_at`). Continues its checkpoint; what is
+        done is not done again; `train` goes on from there.
         """
         from archsearch.training.distill import DistillConfig, distill
 
@@ -128,6 +144,7 @@ class DraftTrainer:
                 draft,
                 caches,
                 DistillConfig(budget_s=limit_s, max_tokens=tokens, seed=seed, anneal=0.0, evaluate_at=(tokens // 4, tokens // 2)),
+                heldout=self.looked_at(),
                 checkpoint_dir=folder / "checkpoint",
                 progress=lambda p: line(
                     f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
@@ -197,7 +214,8 @@ class DraftTrainer:
         self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "", *, tokens: int | None = None
     ) -> TrainedDraft:
         """Initialise `arch` from the target and distil it until `budget_s` seconds of training in all, or `tokens` tokens in all,
-        whichever ends first; continues a checkpoint.
+        or until held-out acceptance no longer rises, whichever comes first; continues a checkpoint. The weights that were best
+        on `looked_at` are kept.
 
         Writes the draft folder and measures acceptance on the held-out text.
         """
@@ -212,7 +230,10 @@ class DraftTrainer:
             result = distill(
                 draft,
                 caches,
-                DistillConfig(budget_s=budget_s, max_tokens=tokens, seed=seed),
+                DistillConfig(
+                    budget_s=budget_s, max_tokens=tokens, seed=seed, look_ratio=LOOK_RATIO, keep_best=True, patience=PATIENCE
+                ),
+                heldout=self.looked_at(),
                 checkpoint_dir=folder / "checkpoint",
                 progress=lambda p: line(
                     f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
@@ -237,6 +258,11 @@ class DraftTrainer:
                 "vocabulary_coverage": vocabulary.coverage if vocabulary else 1.0,
                 "text_tokens": caches[0].written_tokens,
                 "prompts": self.prompts.source,
+                "distinct_tokens": sum(cache.written_tokens for cache in caches),
+                "epoch_tokens": result.epoch_tokens,
+                "stopped": result.stopped,
+                "kept": _look(result.kept, result) if result.kept else None,
+                "looks": [_look(point, result) for point in result.alpha_curve],
                 "alpha_curve": [[point.seconds, point.value] for point in result.alpha_curve],
                 "loss_curve": [[point.seconds, point.value] for point in result.loss_curve],
             },
@@ -259,6 +285,15 @@ def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:
             if score not in chosen and not (distinct and score.architecture.num_hidden_layers in depths):
                 chosen.append(score)
     return chosen
+
+
+def _look(point: CurvePoint, result: DistillResult) -> dict[str, Any]:
+    """A row of training.json's `looks`: alpha on texts that are not trained on, and the mean loss of the steps before it."""
+    near = [loss.value for loss in result.loss_curve if 0.85 * point.tokens <= loss.tokens <= point.tokens]
+    return {
+        "tokens": point.tokens, "seconds": point.seconds, "epochs": point.tokens / max(result.epoch_tokens, 1),
+        "alpha": point.value, "weights": point.weights, "loss": sum(near) / len(near) if near else None,
+    }  # fmt: skip
 
 
 def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Any:

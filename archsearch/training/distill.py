@@ -9,6 +9,10 @@ Schedule: a warm-up of so many tokens, a stable trunk, and a linear anneal to ze
 training to B and then to 2B ends where training to 2B ends. A running mean of the trunk's weights (power function of the step:
 Karras et al., arXiv 2312.02696, section 3.1) stands in for an anneal at every point of the trunk, at the cost of one weighted
 sum every few steps: that is what learning curves and rungs of a search look at.
+
+Text decides, not epochs: where a text has taught what it can, more epochs learn it by heart and held-out acceptance falls. With
+`keep_best` the weights of the best look are the ones that stay, with `patience` a training ends where looks no longer rise; on
+more text it goes on from its best look.
 """
 
 from __future__ import annotations
@@ -19,8 +23,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,235 +35,32 @@ from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models.runtime import tune_malloc
 from archsearch.progress import say
 from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.training.batches import (
+    Batch,
+    autocast,
+    draft_states,
+    greedy_matches,
+    kept_token_ids,
+    make_batch,
+    plan_epoch,
+    split_heldout,
+)
 from archsearch.training.checkpoint import load_state, save_state
-from archsearch.training.pace import Pace, Slowdown
+from archsearch.training.pace import Pace
+from archsearch.training.settings import CurvePoint, DistillConfig, DistillResult, Progress
 
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 2
 CHECKPOINT: Final = "checkpoint.pt"
 TRUNK: Final = "trunk.pt"
+BEST: Final = "best.pt"  # the whole state at the best look
+NO_RISE: Final = "held-out acceptance no longer rises"
+_FIRST_LOOK: Final = 8_000  # tokens, of `look_ratio`
+_ANNEAL_LOOKS: Final = 3
 _AVERAGE_EVERY: Final = 4  # steps between updates of the running mean
 _FULL_HEAD_LIMIT: Final = 16384  # above this many rows the loss is taken on a shortlist
 _RANDOM_NEGATIVES: Final = 512  # without them a shortlisted full head learns nothing about the other rows
-
-Progress = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class DistillConfig:
-    """How long and how to train. Give `budget_s`, `max_steps` or `max_tokens` (several: whichever ends first).
-
-    `batch_tokens`: tokens per step, prompts included. `warmup_tokens`: tokens until the full learning rate. `anneal`: share of
-    the run, at its end; 0 leaves the running mean of the weights in the draft instead. `average_power`: that mean weighs step t
-    by t^power (mean age: 1 / (power + 2) of the run so far); None keeps none. `evaluate_at`: tokens at which the trunk's alpha is
-    looked at, instead of `evaluations` equally spaced points. `kl_weight`, `ce_weight`,
-    `tv_weight`, `feature_weight`: Kullback-Leibler divergence from the target at `teacher_temperature`, cross entropy on the
-    target's greedy token, total variation (1 - the acceptance of sampling), and relative squared error of the final hidden state
-    (left out where draft and target differ in width). `shortlist`: tokens that a head of more than 16,384 rows is trained on per
-    step, besides those of the batch and random ones. `autocast`: bfloat16 arithmetic; None asks the machine.
-    """
-
-    budget_s: float | None = None
-    max_steps: int | None = None
-    max_tokens: int | None = None
-    lr: float = 1.5e-3
-    batch_tokens: int = 512
-    warmup_tokens: int = 10_000
-    anneal: float = 0.25
-    average_power: float | None = 6.0
-    clip: float = 1.0
-    kl_weight: float = 1.0
-    ce_weight: float = 0.0
-    tv_weight: float = 0.0
-    feature_weight: float = 0.3
-    teacher_temperature: float = 1.0
-    weight_decay: float = 0.0
-    train_embedding: bool = False
-    shortlist: int = 8192
-    heldout_sequences: int = 64
-    evaluations: int = 8
-    evaluate_at: tuple[int, ...] = ()
-    checkpoint_every_s: float = 30.0
-    autocast: bool | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        limits = (self.budget_s, self.max_steps, self.max_tokens)
-        if all(limit is None for limit in limits) or any(limit is not None and limit <= 0 for limit in limits):
-            raise ArchsearchError(f"training needs a positive budget_s, max_steps or max_tokens, got {limits}")
-        averages = self.average_power is None or self.average_power > 0
-        schedule_fits = self.warmup_tokens >= 0 and 0 <= self.anneal <= 1 and averages
-        if not 0 < self.lr < 1 or self.batch_tokens < 2 or not schedule_fits or self.teacher_temperature <= 0:
-            raise ArchsearchError(
-                f"training settings out of range: lr={self.lr}, batch_tokens={self.batch_tokens}, "
-                f"warmup_tokens={self.warmup_tokens}, anneal={self.anneal}, average_power={self.average_power}, "
-                f"teacher_temperature={self.teacher_temperature}"
-            )
-
-    def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree with: everything but the length of the run, its end and how it is watched."""
-        free = ("budget_s", "max_steps", "max_tokens", "anneal", "checkpoint_every_s", "evaluations", "evaluate_at")
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in free}
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """`value` (a loss or an alpha) after so many steps, tokens (prompts included) and seconds.
-
-    An alpha's `weights`: "start", "average" (running mean of the trunk), "trunk" (as they are) or "annealed" (at the end of the
-    anneal, or on its way there). `hits`: agreed tokens of each held-out text, so that drafts can be compared in pairs.
-    """
-
-    step: int
-    tokens: int
-    seconds: float
-    value: float
-    weights: str = ""
-    hits: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DistillResult:
-    """What a run did. `tokens_per_s`: input tokens per second of training steps alone; `alpha_curve`: greedy agreement on the
-    held-out texts, before training first, after it last; `heldout_tokens`: length of each of those texts; `slowdowns`: when this
-    call fell far below the speed it began with."""
-
-    loss_curve: tuple[CurvePoint, ...]
-    alpha_curve: tuple[CurvePoint, ...]
-    steps: int
-    tokens: int
-    seconds: float
-    tokens_per_s: float
-    heldout_tokens: tuple[int, ...] = ()
-    slowdowns: tuple[Slowdown, ...] = ()
-
-    @property
-    def alpha(self) -> float:
-        return self.alpha_curve[-1].value
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Sequences side by side, right-padded: `input_ids` [rows, width]; `positions` [n] into the flattened inputs, where written
-    tokens are predicted; there `hidden` [n, target hidden], `greedy_ids`, `token_ids` [n]. `tokens`: inputs without padding."""
-
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    hidden: torch.Tensor
-    greedy_ids: torch.Tensor
-    token_ids: torch.Tensor
-    tokens: int
-
-
-# ---------------------------------------------------------------------------------------------------------------- batches
-
-
-def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
-    """One right-padded batch; the last token of each sequence is predicted, never an input."""
-    width = max(len(s) for s in sequences) - 1
-    input_ids = torch.zeros(len(sequences), width, dtype=torch.long)
-    positions = []
-    for row, sequence in enumerate(sequences):
-        length = len(sequence) - 1
-        input_ids[row, :length] = sequence.token_ids[:-1]
-        positions.append(torch.arange(sequence.prompt_tokens - 1, length) + row * width)
-    return Batch(
-        input_ids, torch.cat(positions), torch.cat([s.hidden for s in sequences]), torch.cat([s.greedy_ids for s in sequences]),
-        torch.cat([s.written for s in sequences]), sum(len(s) - 1 for s in sequences),
-    )  # fmt: skip
-
-
-def plan_epoch(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """Indices of the sequences of each batch: neighbours in length together (about 1% padding), batches in random order.
-
-    A pure function of its arguments: every draft sees the same batches, and a resumed run goes on where it stopped.
-    """
-    rng = np.random.default_rng([seed, epoch])
-    # A little noise on the length mixes who is whose neighbour from epoch to epoch.
-    order = np.argsort(np.asarray(lengths) * (1 + 0.02 * rng.random(len(lengths))), kind="stable")
-    batches: list[list[int]] = []
-    current: list[int] = []
-    widest = 0
-    for index in order.tolist():
-        widest = max(widest, lengths[index])
-        if current and (len(current) + 1) * widest > batch_tokens:
-            batches.append(current)
-            current, widest = [], lengths[index]
-        current.append(index)
-    batches.append(current)
-    return [batches[i] for i in rng.permutation(len(batches))]
-
-
-def split_heldout(sequences: Sequence[CachedSequence], count: int) -> tuple[list[CachedSequence], list[CachedSequence]]:
-    """(training, held-out): at most `count` and a tenth of the sequences are held out, the same ones for every draft and seed."""
-    held = min(count, len(sequences) // 10)
-    chosen = set(np.random.default_rng(0).permutation(len(sequences))[:held].tolist())
-    train = [s for i, s in enumerate(sequences) if i not in chosen]
-    return train, [s for i, s in enumerate(sequences) if i in chosen]
-
-
-# ------------------------------------------------------------------------------------------------------------------ draft
-
-
-def kept_token_ids(draft: Any) -> torch.Tensor | None:
-    """The ids [kept] (sorted) that a trimmed head proposes, None for a full head."""
-    return getattr(draft.lm_head, "draft_token_ids", None)
-
-
-def draft_states(draft: Any, batch: Batch) -> torch.Tensor:
-    """The draft's final hidden states [n, hidden] at the positions that predict a written token."""
-    # No mask: padding stands on the right, where a causal model does not look.
-    states = draft.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    return states.reshape(-1, states.shape[-1])[batch.positions]
-
-
-def greedy_matches(draft: Any, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096) -> list[np.ndarray]:
-    """Per sequence [n] bool: whether the draft's argmax is the target's greedy token, given the true text before it.
-
-    One teacher-forced pass; with this along greedy text, any gamma can be replayed afterwards.
-    """
-    if not sequences:
-        return []
-    kept = kept_token_ids(draft)
-    weight = draft.lm_head.weight
-    results: list[np.ndarray | None] = [None] * len(sequences)
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    training = draft.training
-    draft.eval()
-    with torch.inference_mode(), _autocast(weight, None if weight.dtype == torch.float32 else False):
-        start = 0
-        while start < len(order):
-            stop = start + 1
-            while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens:
-                stop += 1
-            chosen = order[start:stop]
-            batch = make_batch([sequences[i] for i in chosen])
-            best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
-            matches = ((best if kept is None else kept[best]) == batch.greedy_ids).numpy()
-            offset = 0
-            for i in chosen:
-                count = int(sequences[i].greedy_ids.shape[0])
-                results[i] = matches[offset : offset + count]
-                offset += count
-            start = stop
-    draft.train(training)
-    return [r for r in results if r is not None]
-
-
-def native_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 matrix products are faster than float32 ones on `device`."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu":
-        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-        return any(check is not None and check() for check in checks)
-    return False
-
-
-def _autocast(weight: torch.Tensor, enabled: bool | None) -> torch.autocast:
-    use = native_bf16(weight.device) if enabled is None else enabled
-    return torch.autocast(weight.device.type, torch.bfloat16, enabled=use)
 
 
 # ------------------------------------------------------------------------------------------------------------------- loss
@@ -382,6 +182,9 @@ class _Run:
         self.average: dict[str, torch.Tensor] = {}
         self.averaged = 0
         self.annealing = False
+        self.best: CurvePoint | None = None
+        self.best_weights: dict[str, torch.Tensor] = {}  # as they were looked at
+        self.stopped = ""
         self.pace = Pace(torch.get_num_threads(), torch.set_num_threads, say)
 
     def close(self) -> None:
@@ -391,12 +194,12 @@ class _Run:
         self.draft.zero_grad(set_to_none=True)
         self.draft.eval()
 
-    def _identity(self, caches: list[TextCache]) -> dict[str, str]:
+    def _identity(self, caches: list[TextCache]) -> dict[str, Any]:
         shapes = {name: list(p.shape) for name, p in self.draft.named_parameters()}
         kept = b"" if self.kept is None else self.kept.numpy().tobytes()
         return {
             "draft": _digest([shapes, hashlib.sha256(kept).hexdigest()]),
-            "text": _digest([c.fingerprint for c in caches]),
+            "text": [_digest([c.fingerprint for c in caches[: count + 1]]) for count in range(len(caches))],
             "settings": _digest(self.config.identity()),
         }
 
@@ -421,7 +224,7 @@ class _Run:
         try:
             for batch_indices in self._plan():
                 fraction = self.fraction()
-                if fraction >= 1:
+                if fraction >= 1 or self.stopped:
                     break
                 if not self.annealing and self.config.anneal > 0 and 1 - fraction < self.config.anneal:
                     self._save(TRUNK)
@@ -436,6 +239,7 @@ class _Run:
                 self._record(loss)
                 if self._due():
                     self._evaluate()
+                    self._stop_where_flat()
                     self.pace.restart()
                     self.evaluated_at = self.fraction()
                     self.seconds = time.monotonic() - clock
@@ -453,11 +257,17 @@ class _Run:
         self._save()
         if self.average and not self.annealing:
             self._swap()  # after the checkpoint, which holds the trunk
+        kept = self.alphas[-1]
+        if self.best is not None and self.best.value > kept.value:
+            kept = self.best
+            with torch.no_grad():
+                for name, parameter in self.trainable.items():
+                    parameter.copy_(self.best_weights[name])
         speed = self.trained_tokens / max(self.step_seconds, 1e-9)
         lengths = tuple(int(s.greedy_ids.shape[0]) for s in self.heldout)
         return DistillResult(
             tuple(self.losses), tuple(self.alphas), self.step, self.tokens, self.seconds, speed, lengths,
-            tuple(self.pace.slowdowns),
+            tuple(self.pace.slowdowns), kept, self.stopped, sum(self.lengths),
         )  # fmt: skip
 
     def fraction(self) -> float:
@@ -472,11 +282,25 @@ class _Run:
         if self.config.evaluate_at:
             since = self.alphas[-1].tokens if self.alphas else 0
             return not self.annealing and any(since < mark <= self.tokens for mark in self.config.evaluate_at)
+        if self.config.look_ratio is not None and not self.annealing:
+            since = self.alphas[-1].tokens if self.alphas else 0
+            return self.tokens >= max(_FIRST_LOOK, self.config.look_ratio * since)
         return bool(self.config.evaluations) and self.fraction() >= self._next_evaluation()
+
+    def _stop_where_flat(self) -> None:
+        """End the trunk where the best look lies far enough back; an anneal is gone through to its end."""
+        patience, best = self.config.patience, self.best
+        if patience is None or best is None or self.annealing or best.tokens == 0:
+            return
+        looks = sum(point.tokens > best.tokens for point in self.alphas)
+        if looks >= 2 and self.tokens >= patience * best.tokens:
+            self.stopped = NO_RISE
 
     def _next_evaluation(self) -> float:
         """The next of the equally spaced fractions at which alpha is looked at; a longer budget spaces them anew."""
         parts = self.config.evaluations + 1
+        if self.config.look_ratio is not None:  # of the anneal: the trunk is looked at by its tokens
+            parts = max(parts, math.ceil((_ANNEAL_LOOKS + 1) / max(self.config.anneal, 0.01)))
         return (math.floor(self.evaluated_at * parts + 1e-9) + 1) / parts
 
     def _plan(self) -> Iterator[list[int]]:
@@ -525,7 +349,7 @@ class _Run:
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         greedy = self.index_of[batch.greedy_ids]
-        with _autocast(self.weight, self.config.autocast):
+        with autocast(self.weight, self.config.autocast):
             hidden = draft_states(self.draft, batch)
             weight, teacher_head = self.weight, self.teacher_head
             if self.frequent is not None:
@@ -582,6 +406,11 @@ class _Run:
         weights = "annealed" if self.annealing else "average" if averaged else "trunk" if self.step else "start"
         value, hits = float(np.concatenate(matches).mean()), tuple(int(m.sum()) for m in matches)
         self.alphas.append(CurvePoint(self.step, self.tokens, self.seconds, value, weights, hits))
+        if self.config.keep_best and (self.best is None or value >= self.best.value):
+            shown = self.average if averaged else {name: p.detach() for name, p in self.trainable.items()}
+            self.best = self.alphas[-1]
+            self.best_weights = {name: p.to("cpu", copy=True) for name, p in shown.items()}
+            self._save(BEST)
 
     # ---- checkpoints
 
@@ -593,7 +422,8 @@ class _Run:
             "optimizer": self.optimizer.state_dict(),
             "weights": {name: p.detach() for name, p in self.trainable.items()}, "tokens": self.tokens, "seconds": self.seconds,
             "step_seconds": self.step_seconds, "trained_tokens": self.trained_tokens, "rng": torch.get_rng_state(),
-            "average": self.average, "averaged": self.averaged, "annealing": self.annealing,
+            "average": self.average, "averaged": self.averaged, "annealing": self.annealing, "stopped": self.stopped,
+            "best": None if self.best is None else dataclasses.astuple(self.best),
             "losses": [dataclasses.astuple(p) for p in self.losses], "alphas": [dataclasses.astuple(p) for p in self.alphas],
             "extra": self._extra(),
         }  # fmt: skip
@@ -610,6 +440,15 @@ class _Run:
             if 1 - self.fraction() > self.config.anneal and trunk.exists():
                 # A larger budget: the trunk goes on. The anneal's time was spent all the same.
                 state = self._read(trunk) | spent
+        best = self.path.with_name(BEST)
+        if state.get("best") and best.exists():
+            self.best = CurvePoint(*state["best"])
+            found = self._read(best)
+            shown = found["average"] if self.best.weights == "average" else found["weights"]
+            self.best_weights = {name: p.clone() for name, p in shown.items()}
+            if state["stopped"] and state["sequences"] != len(self.sequences) and not found["annealing"]:
+                # More text: on from where the old one had taught most. What was trained beyond took its time all the same.
+                state = found | spent | {"stopped": ""}
         if state["sequences"] != len(self.sequences):
             logger.warning(
                 "the text went from %d to %d sequences since this training began: it goes on, in another order of the data",
@@ -624,6 +463,7 @@ class _Run:
         self.seconds, self.step_seconds = state["seconds"], state["step_seconds"]
         self.trained_tokens = state["trained_tokens"]
         self.average, self.averaged, self.annealing = state["average"], state["averaged"], state["annealing"]
+        self.stopped = str(state.get("stopped") or "")
         self.losses = [CurvePoint(*p) for p in state["losses"]]
         self.alphas = [CurvePoint(*p) for p in state["alphas"]]
         self._take_extra(state.get("extra", {}))
@@ -637,7 +477,11 @@ class _Run:
             "draft": "a draft of another shape or vocabulary", "text": "other text or another target",
             "settings": "other training settings",
         }  # fmt: skip
-        differs = [words for key, words in reasons.items() if state.get("identity", {}).get(key) != self.identity[key]]
+        kept = dict(state.get("identity", {}))
+        if kept.get("text"):  # more texts may have come behind those that it began with; one digest in files of version 0.1.0
+            texts = kept["text"] if isinstance(kept["text"], list) else [kept["text"]]
+            kept["text"] = self.identity["text"] if texts[-1] in self.identity["text"] else []
+        differs = [words for key, words in reasons.items() if kept.get(key) != self.identity[key]]
         if state.get("format") != FORMAT or differs:
             words = " and ".join(differs) or "another version of archsearch"
             raise ArchsearchError(f"the checkpoint {path} was made for {words}; delete it or name another folder")

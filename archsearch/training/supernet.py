@@ -418,7 +418,7 @@ class _SupernetRun:
         total = 0.0
         for index in chosen:
             arch = self.candidates[index]
-            with training._autocast(self.net.head, self.config.autocast):
+            with training.autocast(self.net.head, self.config.autocast):
                 states = self.net.states(arch, batch.input_ids).reshape(-1, arch.hidden_size)[batch.positions]
                 logits = self.net.logits(arch, states)
             loss = training.distill_loss(logits, teacher, greedy, self.loss_config) / len(chosen)

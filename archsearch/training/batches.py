@@ -1,0 +1,130 @@
+"""Batches of text side by side, and a draft's pass over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+
+from archsearch.text.cache import CachedSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences side by side, right-padded: `input_ids` [rows, width]; `positions` [n] into the flattened inputs, where written
+    tokens are predicted; there `hidden` [n, target hidden], `greedy_ids`, `token_ids` [n]. `tokens`: inputs without padding."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    hidden: torch.Tensor
+    greedy_ids: torch.Tensor
+    token_ids: torch.Tensor
+    tokens: int
+
+
+def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
+    """One right-padded batch; the last token of each sequence is predicted, never an input."""
+    width = max(len(s) for s in sequences) - 1
+    input_ids = torch.zeros(len(sequences), width, dtype=torch.long)
+    positions = []
+    for row, sequence in enumerate(sequences):
+        length = len(sequence) - 1
+        input_ids[row, :length] = sequence.token_ids[:-1]
+        positions.append(torch.arange(sequence.prompt_tokens - 1, length) + row * width)
+    return Batch(
+        input_ids, torch.cat(positions), torch.cat([s.hidden for s in sequences]), torch.cat([s.greedy_ids for s in sequences]),
+        torch.cat([s.written for s in sequences]), sum(len(s) - 1 for s in sequences),
+    )  # fmt: skip
+
+
+def plan_epoch(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """Indices of the sequences of each batch: neighbours in length together (about 1% padding), batches in random order.
+
+    A pure function of its arguments: every draft sees the same batches, and a resumed run goes on where it stopped.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    # A little noise on the length mixes who is whose neighbour from epoch to epoch.
+    order = np.argsort(np.asarray(lengths) * (1 + 0.02 * rng.random(len(lengths))), kind="stable")
+    batches: list[list[int]] = []
+    current: list[int] = []
+    widest = 0
+    for index in order.tolist():
+        widest = max(widest, lengths[index])
+        if current and (len(current) + 1) * widest > batch_tokens:
+            batches.append(current)
+            current, widest = [], lengths[index]
+        current.append(index)
+    batches.append(current)
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def split_heldout(sequences: Sequence[CachedSequence], count: int) -> tuple[list[CachedSequence], list[CachedSequence]]:
+    """(training, held-out): at most `count` and a tenth of the sequences are held out, the same ones for every draft and seed."""
+    held = min(count, len(sequences) // 10)
+    chosen = set(np.random.default_rng(0).permutation(len(sequences))[:held].tolist())
+    train = [s for i, s in enumerate(sequences) if i not in chosen]
+    return train, [s for i, s in enumerate(sequences) if i in chosen]
+
+
+def kept_token_ids(draft: Any) -> torch.Tensor | None:
+    """The ids [kept] (sorted) that a trimmed head proposes, None for a full head."""
+    return getattr(draft.lm_head, "draft_token_ids", None)
+
+
+def draft_states(draft: Any, batch: Batch) -> torch.Tensor:
+    """The draft's final hidden states [n, hidden] at the positions that predict a written token."""
+    # No mask: padding stands on the right, where a causal model does not look.
+    states = draft.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    return states.reshape(-1, states.shape[-1])[batch.positions]
+
+
+def greedy_matches(draft: Any, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096) -> list[np.ndarray]:
+    """Per sequence [n] bool: whether the draft's argmax is the target's greedy token, given the true text before it.
+
+    One teacher-forced pass; with this along greedy text, any gamma can be replayed afterwards.
+    """
+    if not sequences:
+        return []
+    kept = kept_token_ids(draft)
+    weight = draft.lm_head.weight
+    results: list[np.ndarray | None] = [None] * len(sequences)
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    training = draft.training
+    draft.eval()
+    with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
+        start = 0
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens:
+                stop += 1
+            chosen = order[start:stop]
+            batch = make_batch([sequences[i] for i in chosen])
+            best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
+            matches = ((best if kept is None else kept[best]) == batch.greedy_ids).numpy()
+            offset = 0
+            for i in chosen:
+                count = int(sequences[i].greedy_ids.shape[0])
+                results[i] = matches[offset : offset + count]
+                offset += count
+            start = stop
+    draft.train(training)
+    return [r for r in results if r is not None]
+
+
+def native_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 matrix products are faster than float32 ones on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        return any(check is not None and check() for check in checks)
+    return False
+
+
+def autocast(weight: torch.Tensor, enabled: bool | None) -> torch.autocast:
+    use = native_bf16(weight.device) if enabled is None else enabled
+    return torch.autocast(weight.device.type, torch.bfloat16, enabled=use)
