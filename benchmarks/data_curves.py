@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import sys
 import time
 from collections.abc import Sequence
