@@ -7,13 +7,16 @@ what a round costs there, is in `engine_rounds`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
+from packaging.version import Version
+
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import check_shards
+from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError, InvalidShapeError
 
 
@@ -41,6 +44,14 @@ class EngineFacts:
     sharded_draft: bool = False  # shards the draft as it shards the target; else the draft runs on one device
     idle_pass: bool = False  # runs a pass of the draft even where a schedule says gamma 0
 
+    # -- which drafters it runs
+    families: Mapping[str, str] = field(
+        default_factory=lambda: {"independent": ""}, hash=False
+    )  # first version known to run each
+    unscheduled: frozenset[str] = frozenset()  # families for which it takes one gamma only, although it schedules others
+    head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)  # (most layers, states) by family
+    scattered_head: bool = False  # writes a trimmed head's logits into rows of the whole vocabulary before choosing
+
     # -- exporting for it
     export: str = ""  # path of (Setup) -> Serving, the command and files that make it use a draft
     draft_folder: bool = False  # loads the draft's folder itself: nothing but the model card tells how
@@ -67,6 +78,35 @@ class EngineFacts:
                 "--tensor-parallel, or use an engine that keeps the draft on one device"
             ) from error
 
+    def lacks(self, family: str, version: str | None = None) -> str:
+        """Why it does not run drafters of a family; "" where it does. `version` None: the newest."""
+        since = self.families.get(family)
+        if since is None:
+            able = ", ".join(row.title for row in ENGINES.values() if family in row.families)
+            return f"{self.title} does not run {family} drafters" + (f" ({able} do)" if able else "")
+        if since and version is not None and Version(version) < Version(since):
+            return f"{self.title} {version} is not known to run {family} drafters: use --engine-version {since} or later"
+        return ""
+
+    def serves(self, version: str | None = None) -> tuple[str, ...]:
+        """The families that it runs."""
+        return tuple(family for family in self.families if not self.lacks(family, version))
+
+    def check_drafter(self, drafter: Drafter, tensor_parallel: int, version: str | None = None, name: str = "") -> None:
+        """Raise ArchsearchError, with what to do, where it does not run such a drafter, or cannot shard it."""
+        if self.name and (why := self.lacks(drafter.family, version)):
+            raise ArchsearchError(why)
+        layers, states = self.head_limits.get(drafter.family, (None, None))
+        if layers is not None and drafter.architecture.num_hidden_layers > layers:
+            found = drafter.architecture.num_hidden_layers
+            raise InvalidShapeError(f"{self.title} runs an {drafter.title} of {layers} layer, not of {found}")
+        if states is not None and drafter.states_read != states:
+            raise InvalidShapeError(
+                f"{self.title} runs an {drafter.title} on {states} hidden states, not on {drafter.states_read}"
+            )
+        if drafter.sharded is not None:
+            self.check_draft(drafter.sharded, tensor_parallel, name)
+
 
 ANY_ENGINE: Final = EngineFacts(name="", title="any engine", trimmed_head=True)
 """Where no engine is named: a draft as archsearch itself runs it."""
@@ -81,6 +121,8 @@ _ROWS: Final = (
         synthesises=True,  # a logits processor of archsearch steers both models
         trimmed_head=True,  # archsearch.models.drafts computes the kept rows only
         draft_folder=True,
+        # prompt_lookup_num_tokens; assistant_early_exit (its own cache); use_mtp needs a target with such a layer
+        families={"independent": "", "ngram": "", "early_exit": "", "mtp": "5.23"},
     ),
     EngineFacts(
         name="vllm",
@@ -97,6 +139,23 @@ _ROWS: Final = (
         idle_pass=True,  # seen in its steps: at gamma 0 the draft still reads the written token
         export="archsearch.export.engines:vllm",
         speculative_config=True,
+        # speculative_config["method"], and parallel_drafting for P-EAGLE and PARD (pull request 32887); suffix needs
+        # arctic-inference. DFlash was looked at in 0.32 only.
+        families={
+            "independent": "",
+            "eagle3": "",
+            "eagle": "",
+            "mtp": "",
+            "medusa": "",
+            "ngram": "",
+            "suffix": "0.32",
+            "peagle": "0.16",
+            "pard": "0.16",
+            "dflash": "0.32",
+        },
+        # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel drafting reshapes by a fixed one
+        unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),
+        scattered_head=True,  # compute_logits of llama_eagle3.py
     ),
     EngineFacts(
         name="openvino",
@@ -106,6 +165,8 @@ _ROWS: Final = (
         recipe="archsearch.engines.environments.recipes:OPENVINO",
         cpu_only=True,
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
+        families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
+        head_limits={"eagle3": (1, 3)},
     ),
     EngineFacts(
         name="sglang",
@@ -114,6 +175,8 @@ _ROWS: Final = (
         batches=True,  # continuous batching
         sharded_draft=True,  # StandaloneWorker passes the target's tp_rank; DraftTPExecution.TARGET_LAYOUT in 0.5.23
         export="archsearch.export.engines:sglang",
+        # --speculative-algorithm STANDALONE, EAGLE3, EAGLE, NEXTN, NGRAM, DFLASH; no P-EAGLE or PARD found
+        families={"independent": "", "eagle3": "", "eagle": "", "mtp": "", "ngram": "", "dflash": "0.5.9"},
     ),
     EngineFacts(
         name="tensorrt-llm",
@@ -123,12 +186,16 @@ _ROWS: Final = (
         schedules=True,  # draft_len_schedule
         sharded_draft=True,  # the one-model worker runs the draft in the target's mapping (_torch/speculative/draft_target.py)
         export="archsearch.export.engines:tensorrt_llm",
+        # DraftTarget-, Eagle3-, MTP-, NGram-, PARD-, DFlashDecodingConfig
+        families={"independent": "", "eagle3": "", "mtp": "", "ngram": "", "pard": "1.3", "dflash": "1.3"},
     ),
     EngineFacts(
         name="llama.cpp",
         title="llama.cpp",
         export="archsearch.export.engines:llama_cpp",
         gguf=True,
+        families={"independent": "", "eagle3": "", "dflash": "", "mtp": "", "ngram": ""},  # --spec-type draft-*, ngram-*
+        head_limits={"eagle3": (1, None)},
     ),
     EngineFacts(
         name="speculators",

@@ -24,7 +24,7 @@ from archsearch.estimate import Estimate
 
 Graph = Literal["none", "piecewise", "full"]
 Order = Literal["overlapped", "serial"]
-Drafter = Literal["draft_model", "feature_head"]
+Drafter = Literal["draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"]
 MACHINE_STD: Final = 0.30
 """Relative std of host times between machines: they follow the speed of one CPU core."""
 BEYOND: Final = 2.0
@@ -121,6 +121,14 @@ class EngineRounds:
         """`vllm 0.33.0 (VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the draft`."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.engine} {self.version}{f' ({options})' if options else ''}, {self.costs.title}"
+
+    def running(self, drafter: Drafter) -> EngineRounds:
+        """The same version and switches with another kind of drafter; raises ArchsearchError where it does not run one."""
+        if drafter == self.drafter:
+            return self
+        other = engine_rounds(self.engine, self.version, self.options, drafter)
+        assert other is not None  # the engine is known
+        return other
 
     def remedied(self) -> EngineRounds | None:
         """The same engine with graphs for drafts; None where nothing is known to give them."""

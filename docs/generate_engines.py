@@ -19,7 +19,16 @@ from archsearch.files import write_text
 FILE = Path(__file__).with_name("engines.md")
 DATA = Path(engine_rounds.__file__).with_suffix(".yaml")
 BEGIN, END = "<!-- engine_rounds.yaml: written by make docs -->", "<!-- end of engine_rounds.yaml -->"
-DRAFTERS = {"draft_model": "draft", "feature_head": "EAGLE, MTP", None: "any"}
+DRAFTERS = {
+    "draft_model": "draft",
+    "feature_head": "EAGLE, MTP",
+    "parallel_head": "P-EAGLE",
+    "parallel_draft": "PARD",
+    "block": "DFlash",
+    "medusa": "Medusa",
+    "lookup": "n-gram, suffix",
+    None: "any",
+}
 
 
 def milliseconds(cost: Estimate) -> str:

@@ -19,6 +19,7 @@ FLOORS = (
     ("errors", "estimate", "paths", "progress", "threads"),
     ("files", "workload", "speedup", "schedule"),
     ("hardware", "architecture"),
+    ("drafters",),
     ("capacity", "engine_facts", "engine_rounds", "profiles"),
     ("models",),
     ("text", "latency"),

@@ -250,6 +250,14 @@ class PriorAcceptance:
             vocabulary_std = VOCABULARY_STD_PER_HALVING * halvings
         return math.sqrt(max(float(gap @ self.covariance_ @ gap), 0.0) + 2.0 * SHAPE_NOISE_STD**2 + vocabulary_std**2)
 
+    def gap_std(self, first: tuple[Architecture, AcceptanceContext], second: tuple[Architecture, AcceptanceContext]) -> float:
+        """`difference_std` of shapes in contexts of their own: drafters of two kinds for one target."""
+        self.about(first[1].target)
+        one, other = (regressors(self._terms(*each)) for each in (first, second))
+        stds = [self._coverage(*each)[1] for each in (first, second)]
+        square = max(float((one - other) @ self.covariance_ @ (one - other)), 0.0)
+        return math.sqrt(square + 2.0 * SHAPE_NOISE_STD**2 + stds[0] ** 2 + stds[1] ** 2)
+
     def explain(self, architecture: Architecture, context: AcceptanceContext) -> dict[str, float]:
         """Each term's part of logit(alpha), the trimmed vocabulary's last; they add up to logit of alpha.
 

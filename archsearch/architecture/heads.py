@@ -4,12 +4,13 @@
 |---|---|---|
 | `eagle` | every row: [embedding, hidden] through fc 2h -> h; layer 0 lacks its first norm, no final norm | EAGLE-1, -2 |
 | `eagle3` | several states of the target through fc, its rows only; q, k, v of layer 0 read 2d: [embedding, that] | EAGLE-3 |
+| `peagle` | as EAGLE-3, in one pass: the target's rows and a mask row for each further draft token | P-EAGLE |
 | `mtp` | every row: both normed, fc 2h -> h, one layer like the target's, final norm | DeepSeek-V3, Qwen3-Next |
 | `dflash` | several hidden states through fc, as keys and values of every layer; one pass writes a block | DFlash |
 
-`eagle`, `mtp` and `dflash` share the target's embedding and head; `eagle3` has a head of its own, usually trimmed. A round of a
-chain is one pass over the rows that the target verified and gamma - 1 later steps of one token (vLLM's
-`v1/spec_decode/llm_base_proposer.py`, SGLang's `draft_extend` and `draft`); a block drafter has the first pass only.
+`eagle`, `mtp` and `dflash` share the target's embedding and head; `eagle3` and `peagle` have a head of their own, usually
+trimmed. A round of a chain is one pass over the rows that the target verified and gamma - 1 later steps of one token (vLLM's
+`v1/spec_decode/llm_base_proposer.py`, SGLang's `draft_extend` and `draft`); `dflash` and `peagle` have the first pass only.
 
 With tensor parallelism layers, embedding and head are split like the target's, fc is not: every rank runs all of it (vLLM's and
 SGLang's `llama_eagle3.py`). The choice of the token is part of a pass here: a chain feeds it to the next step.
@@ -19,15 +20,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import embedding_params, layer_params, norm_params
 from archsearch.architecture.ops import AllReduce, Elementwise, Gemm, Op, PassOps, layer_ops, shard_kv_heads
 from archsearch.errors import InvalidShapeError
 
-HeadKind = Literal["eagle", "eagle3", "mtp", "dflash"]
+HeadKind = Literal["eagle", "eagle3", "mtp", "dflash", "peagle"]
+LIKE_EAGLE3: Final = ("eagle3", "peagle")  # several states through fc; layer 0 reads [embedding, that]; a head of their own
+ONE_PASS: Final = ("dflash", "peagle")  # all draft tokens come out of the first pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,10 @@ class FeatureHead:
         if self.kind in ("eagle", "mtp") and self.states != 1:
             raise InvalidShapeError(f"a head of kind {self.kind} reads one hidden state, got {self.states}")
         narrow = self.decoder.hidden_size != self.target_hidden_size
-        if narrow and (self.kind != "eagle3" or not self.own_embedding):
+        if narrow and (self.kind not in LIKE_EAGLE3 or not self.own_embedding):
             raise InvalidShapeError(
                 f"a head of width {self.decoder.hidden_size} cannot share embedding or head of a target of width "
-                f"{self.target_hidden_size}: only eagle3 with an embedding of its own may differ"
+                f"{self.target_hidden_size}: only eagle3 and peagle with an embedding of their own may differ"
             )
 
     @property
@@ -74,10 +77,11 @@ def head_parameters(head: FeatureHead) -> int:
     norm = norm_params(decoder)
     if head.kind == "eagle":
         count -= norm  # layer 0 has one norm
-    elif head.kind == "eagle3":
+    elif head.kind in LIKE_EAGLE3:
         # layer 0: a norm more, and twice the inputs of q, k and v; then the final norm and the head
         count += decoder.hidden_size * (decoder.q_size + 2 * decoder.kv_size) + 2 * norm
         count += decoder.head_rows * decoder.hidden_size
+        count += head.fc_inputs if head.kind == "peagle" else 0  # what stands for the states of a mask row
     else:  # mtp: norms of embedding and hidden state, final norm; dflash: norm of the states, final norm
         count += (3 if head.kind == "mtp" else 2) * norm
     return count + (embedding_params(decoder) if head.own_embedding else 0)
@@ -101,7 +105,8 @@ def first_pass_ops(
     """The pass over the rows that the target has just verified, with which a round of drafting begins.
 
     tokens: rows of each of `batch` sequences (gamma + 1 where rejected tokens are read again, as engines do). The head runs on
-    the last row of each; that of a block drafter on all but the first. `fused`: as in `layer_ops`. `scattered`: a trimmed head's
+    the last row of each; that of a block drafter on all but the first. `peagle` adds tokens - 2 mask rows, and its head runs on
+    those and the last row before them. `fused`: as in `layer_ops`. `scattered`: a trimmed head's
     logits go into a row of the whole vocabulary before the token is chosen (`compute_logits` in vLLM's `llama_eagle3.py`);
     others, and vLLM with `use_local_argmax_reduction`, choose among the trimmed rows.
 
@@ -118,8 +123,8 @@ def later_step_ops(
 
     Raises: InvalidShapeError for a block drafter, which has no further steps.
     """
-    if head.kind == "dflash":
-        raise InvalidShapeError("a block drafter writes its block in one pass; it has no later steps")
+    if head.kind in ONE_PASS:
+        raise InvalidShapeError("a parallel drafter writes its block in one pass; it has no later steps")
     return _chain_ops(head, _Rows(batch, 1, context, ranks, fused, scattered), on_target=False)
 
 
@@ -152,15 +157,21 @@ class _Rows:
 
 
 def _chain_ops(head: FeatureHead, rows: _Rows, *, on_target: bool) -> PassOps:
+    through_fc, drafted = rows.m, rows.batch
+    if head.kind == "peagle":
+        if rows.tokens < 2:
+            raise InvalidShapeError(f"a parallel drafter needs at least 2 tokens, got {rows.tokens}")
+        drafted = rows.batch * (rows.tokens - 1)
+        rows = replace(rows, tokens=2 * (rows.tokens - 1))  # a mask row for every draft token but the first
     m, width = rows.m, head.decoder.hidden_size
     outside: Counter[Op] = Counter(_embedding(m, width, rows.ranks))
     if head.kind == "mtp":
         outside.update([Elementwise("norm", m * width), Elementwise("norm", m * head.target_hidden_size)])
     if on_target or head.kind != "eagle3":  # joining the inputs in memory, then fc
-        outside.update([Elementwise("add", m * head.fc_inputs), Gemm(m, width, head.fc_inputs)])
+        outside.update([Elementwise("add", through_fc * head.fc_inputs), Gemm(through_fc, width, head.fc_inputs)])
     # EAGLE-1 has no final norm: what is left of the residual is added by a kernel of its own
     outside.update([Elementwise("add" if head.kind == "eagle" else "norm", m * width)])
-    outside.update(_tokens(head, rows.batch, rows))
+    outside.update(_tokens(head, drafted, rows))
     in_layers: Counter[Op] = Counter()
     for layer, window in enumerate(head.decoder.windows()):
         ops = rows.layer_ops(head.decoder, window)

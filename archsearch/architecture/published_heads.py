@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.heads import FeatureHead, HeadKind
+from archsearch.architecture.heads import LIKE_EAGLE3, FeatureHead, HeadKind
 
 DRAFT_VOCABULARY: Final = 32_000  # rows of 24 of 27 public EAGLE-3 configurations (SpecForge, configs/*.json)
 AUXILIARY_STATES: Final = 3  # EAGLE-3: a low, a middle and a high layer (arXiv 2503.01840)
+PARALLEL_LAYERS: Final = 4  # P-EAGLE (SpecForge, configs/*.json: the one of its kind)
 BLOCK_LAYERS: Final = 5  # DFlash on Qwen3-4B and 8B, and as many hidden states (SpecForge, configs/qwen3-4b-dflash.json)
 
 
@@ -90,12 +91,12 @@ def head_for(target: str, kind: HeadKind) -> PublishedHead:
 def usual_head(target: Architecture, kind: HeadKind) -> FeatureHead:
     """A head of the dimensions that are usual for `target`: its own width, FFN and heads.
 
-    `eagle` and `eagle3` are one plain Llama layer whatever the target is (speculators and SpecForge train them so), `mtp` is a
-    layer of the target's own type, `dflash` five layers with normed queries and keys.
+    `eagle` and `eagle3` are one plain Llama layer whatever the target is (speculators and SpecForge train them so), `peagle` four
+    of them, `mtp` is a layer of the target's own type, `dflash` five layers with normed queries and keys.
     """
-    rows = min(DRAFT_VOCABULARY, target.vocab_size) if kind == "eagle3" else None
+    rows = min(DRAFT_VOCABULARY, target.vocab_size) if kind in LIKE_EAGLE3 else None
     decoder = target.replace(
-        num_hidden_layers=BLOCK_LAYERS if kind == "dflash" else 1,
+        num_hidden_layers={"dflash": BLOCK_LAYERS, "peagle": PARALLEL_LAYERS}.get(kind, 1),
         draft_vocab_size=rows,
         tie_word_embeddings=False,
         window_pattern="L",
@@ -103,5 +104,5 @@ def usual_head(target: Architecture, kind: HeadKind) -> FeatureHead:
     )
     if kind != "mtp":
         decoder = decoder.replace(attention_bias=False, qk_norm=kind == "dflash")
-    states = {"eagle": 1, "eagle3": AUXILIARY_STATES, "mtp": 1, "dflash": BLOCK_LAYERS}[kind]
+    states = {"eagle": 1, "eagle3": AUXILIARY_STATES, "peagle": AUXILIARY_STATES, "mtp": 1, "dflash": BLOCK_LAYERS}[kind]
     return FeatureHead(kind, decoder, target.hidden_size, states)

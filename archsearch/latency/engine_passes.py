@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
+from archsearch.architecture.ops import Attention, Gemm, PassOps
 from archsearch.estimate import Estimate
 from archsearch.latency.overhead import RestFit
 from archsearch.latency.regression import Residual, nonnegative_fit
@@ -188,6 +189,31 @@ class EnginePasses:
             mean, std = mean + share * (ratio - mean), math.hypot((1.0 - share) * std, share * error)
         value = base * math.exp(mean)
         return Estimate(value, std * value, "modelled")
+
+    def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
+        """Seconds of a pass given by its ops, by the coefficients alone: what is left over is learnt from whole models only.
+
+        GEMMs outside the layers count as head.
+        """
+        body, head = ([(op, n) for op, n in counts.items() if isinstance(op, Gemm)] for counts in (ops.in_layers, ops.outside))
+        body_bytes, head_bytes = (self.dtype_bytes * sum(n * op.weight_elements() for op, n in part) for part in (body, head))
+        share = 1.0 if cold else 1.0 / (1.0 + (self._half / max(body_bytes + head_bytes, 1)) ** self._steepness)
+        rows = float(max((op.m for op, _ in body or head), default=0))
+        cached = sum(n * op.kv_elements() for op, n in ops.in_layers.items() if isinstance(op, Attention))
+        features = (
+            1.0,
+            float(ops.layers),
+            share * body_bytes,
+            (1.0 - share) * body_bytes,
+            float(head_bytes),
+            float(sum(n * op.flops() for op, n in body)),
+            float(sum(n * op.flops() for op, n in head)),
+            float(self.dtype_bytes * cached),
+            rows,
+            rows * ops.layers,
+        )
+        value = float(np.array(features) @ self._coefficients)
+        return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
 
     def plain_s(self, batch: int) -> Estimate:
         """What a plain step takes beside the target's pass."""

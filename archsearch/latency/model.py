@@ -348,18 +348,49 @@ class LatencyModel(LatencyOfRounds):
         seconds, relative = self.ops.op_s(sample_op(arch, batch=part.batch, tokens=wanted), True)
         return Estimate(seconds, relative * seconds, "modelled")
 
-    def ops_s(self, ops: PassOps) -> Estimate:
+    def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
         """Seconds of one pass given by its ops: what is not a whole model, such as a head on a target's hidden states.
 
-        It is composed of its kernels also where whole models were measured, whose coefficients say nothing of it. Raises
-        MissingDataError for a CPU, and for a measured GPU in eager mode: what the host adds is in no kernel's row.
+        On a GPU it is composed of its kernels, also where whole models were measured, whose coefficients say nothing of it. On a
+        CPU the coefficients of whole passes price it, those of the engine's own where they were measured; `cold` as in
+        `forward_s`. Raises MissingDataError for a measured GPU in eager mode: what the host adds is in no kernel's row.
         """
-        if self._kernels is None:
-            raise MissingDataError(
-                f"a pass given by its ops is composed of GPU kernels in CUDA graphs; this profile is fitted to whole models in "
-                f"{self.mode} mode (--gpu h100 --mode graph prices such a drafter on a shipped profile)"
-            )
-        return self._kernels.ops_s(ops)
+        if self._kernels is not None:
+            return self._kernels.ops_s(ops)
+        if self.engine_ is not None:
+            return self.engine_.ops_s(ops, cold)
+        if self.profile.device.get("kind") == "cpu":
+            return self._fitted_ops_s(ops, cold)
+        raise MissingDataError(
+            f"a pass given by its ops is composed of GPU kernels in CUDA graphs; this profile is fitted to whole models in "
+            f"{self.mode} mode (--gpu h100 --mode graph prices such a drafter on a shipped profile)"
+        )
+
+    def _fitted_ops_s(self, ops: PassOps, cold: bool) -> Estimate:
+        """A pass by the coefficients of whole models: their groups from its ops, as `_group_seconds` has them of a model.
+
+        The choice of tokens is the engine's there, not the pass's.
+        """
+        both = []
+        for out_of_cache in (False, True):
+            sums = dict.fromkeys(GROUPS, 0.0)
+            sums["pass"], sums["layers"] = 1.0, float(ops.layers)
+            for counts, gemm in ((ops.in_layers, "gemm"), (ops.outside, "head")):
+                for op, count in counts.items():
+                    if isinstance(op, Elementwise) and op.name == "sample":
+                        continue
+                    group = gemm if isinstance(op, Gemm) else op.kind if op.kind == "attention" else "elementwise"
+                    sums[group] += count * self.ops.op_s(op, out_of_cache)[0]
+            both.append(np.array([sums[name] for name in GROUPS]))
+        warm_s, cold_s = both
+        share = 1.0 if cold else self.cache_.cold_share(max(1, ops.weight_elements()) * self.dtype_bytes)
+        value = float((warm_s + share * (cold_s - warm_s)) @ self._coefficients)
+        return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
+
+    def added_layer_s(self, target: Architecture) -> float:
+        """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
+        costs = self._engine_costs(target.vocab_size)
+        return costs.layer_s if costs is not None else 0.0
 
     @cached_property
     def _kernels(self) -> ComposedPass | None:

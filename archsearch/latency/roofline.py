@@ -56,8 +56,8 @@ class RooflineLatency(LatencyOfRounds):
             self._known[key] = self._pass_s(ops, arch.num_hidden_layers, ranks)
         return self._known[key]
 
-    def ops_s(self, ops: PassOps) -> Estimate:
-        """Seconds of one pass given by its ops, of any network."""
+    def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
+        """Seconds of one pass given by its ops, of any network; `cold` makes no difference."""
         return self._pass_s(ops.in_layers + ops.outside, ops.layers, ops.ranks)
 
     def _pass_s(self, ops: Counter[Op], layers: int, ranks: int) -> Estimate:

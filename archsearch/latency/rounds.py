@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import Drafter
 from archsearch.engine_rounds import MACHINE_STD, EngineRounds, RoundCosts
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.workload import Workload
@@ -211,10 +212,25 @@ class LatencyOfRounds:
         """What the engine adds to a round, where nothing of its host is told apart."""
         return Estimate(0.0, 0.0, "modelled")
 
+    def added_layer_s(self, target: Architecture) -> float:
+        """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
+        return 0.0
+
     def round(
-        self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int, verify_s: Estimate | None = None
+        self: Any,
+        target: Architecture,
+        draft: Architecture | Drafter,
+        workload: Workload,
+        gamma: int,
+        verify_s: Estimate | None = None,
     ) -> RoundTime:
         """One round of `gamma` draft tokens. `verify_s`: the target's pass, where it is known already."""
+        if isinstance(draft, Drafter):
+            if draft.model is None:
+                from archsearch.latency.drafted import drafter_round
+
+                return drafter_round(self, target, draft, workload, gamma, verify_s)
+            draft = draft.model
         verify = verify_s or self.verify_s(target, workload, gamma)
         if self.rounds is not None:
             return round_time(self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify))
@@ -241,9 +257,15 @@ class LatencyOfRounds:
         reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
         return Passes(*times, gamma, workload.batch_size, layers, target.num_hidden_layers, reduces)
 
-    def idle_s(self: Any, target: Architecture, draft: Architecture, workload: Workload) -> Estimate:
+    def idle_s(self: Any, target: Architecture, draft: Architecture | Drafter, workload: Workload) -> Estimate:
         """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching that
         takes longer than a plain step. What a round adds for the tokens it drafted is not charged (assumed: there are none)."""
+        if isinstance(draft, Drafter):
+            if draft.model is None:
+                from archsearch.latency.drafted import drafter_idle_s
+
+                return drafter_idle_s(self, draft, workload)
+            draft = draft.model
         idle = self.idle_draft_s(draft, workload)
         if self.rounds is None or not idle.value:
             return idle
@@ -255,10 +277,14 @@ class LatencyOfRounds:
         # The target's step is in both and cancels; where the host decides, the overhead's std is the whole round's.
         return Estimate(longer, math.hypot(idle.std, time.overhead_s.std), idle.source)
 
-    def free_layers(self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int) -> float | None:
+    def free_layers(
+        self: Any, target: Architecture, draft: Architecture | Drafter, workload: Workload, gamma: int
+    ) -> float | None:
         """Layers that a draft of this one's kernel times may have before the engine's host decides the round; None where no host
-        is told apart."""
-        if self.rounds is None:
+        is told apart, or the drafter is no model."""
+        if isinstance(draft, Drafter):
+            draft = draft.model  # type: ignore[assignment]
+        if self.rounds is None or draft is None:
             return None
         verify = self.verify_s(target, workload, gamma)
         return free_layers(self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify))

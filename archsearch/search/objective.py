@@ -14,10 +14,13 @@ from typing import Any, Final, Protocol
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
+from archsearch.acceptance.families import FamilyAcceptance, acceptance_of, gap_std
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import kv_bytes_per_token, kv_cache_bytes, parameters
+from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.models import Independent
+from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_rounds import EngineRounds
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import Bound, RoundTime
 from archsearch.search.space import Limits
@@ -49,16 +52,21 @@ class Latency(Protocol):
         ...
 
     def round(
-        self, target: Architecture, draft: Architecture, workload: Workload, gamma: int, verify_s: Estimate | None = None
+        self,
+        target: Architecture,
+        draft: Architecture | Drafter,
+        workload: Workload,
+        gamma: int,
+        verify_s: Estimate | None = None,
     ) -> RoundTime:
         """One round: gamma draft tokens, their verification (`verify_s`, where it is known already) and what the engine adds."""
         ...
 
-    def idle_s(self, target: Architecture, draft: Architecture, workload: Workload) -> Estimate:
+    def idle_s(self, target: Architecture, draft: Architecture | Drafter, workload: Workload) -> Estimate:
         """What the draft costs a step that drafts nothing; may be 0."""
         ...
 
-    def free_layers(self, target: Architecture, draft: Architecture, workload: Workload, gamma: int) -> float | None:
+    def free_layers(self, target: Architecture, draft: Architecture | Drafter, workload: Workload, gamma: int) -> float | None:
         """Layers a draft may have before the engine's host decides the round; None where no host is told apart."""
         ...
 
@@ -74,7 +82,9 @@ class Score:
     `gamma` is the best of 1..max_gamma even where `speedup` stays below 1 (`pays` is False then: run the target alone).
     `kv_bytes_per_token`: of the draft. `break_even_alpha`: None where no alpha would make the draft pay. Times in seconds.
     `round_s`: one round. `host_s`: what the engine's host needs to launch it, `bound`: which of GPU and host decides it; both
-    None where the host is not told apart (CPUs, engines of which nothing is known).
+    None where the host is not told apart (CPUs, engines of which nothing is known). `family` and `drafter`: what drafts;
+    `drafter` None: an independent draft of that `architecture`. Of a drafter that does not draft in every round tau is over all
+    rounds and alpha of those that draft.
     """
 
     rank: int | None
@@ -95,6 +105,17 @@ class Score:
     bound: Bound | None = None
     engine: str | None = None
     engine_version: str | None = None
+    family: str = "independent"
+    drafter: Drafter | None = None
+
+    @property
+    def proposer(self) -> Drafter:
+        """What drafts."""
+        return self.drafter or Independent(self.architecture)
+
+    def label(self) -> str:
+        """What drafts, in short: its dimensions, and its family where it is no independent draft."""
+        return self.architecture.label() if self.drafter is None else f"{self.drafter.title}: {self.drafter.label()}"
 
     @property
     def pays(self) -> bool:
@@ -109,6 +130,7 @@ class Score:
         for field in fields(self):
             value = getattr(self, field.name)
             result[field.name] = value.to_dict() if isinstance(value, Estimate | Architecture) else value
+        result["drafter"] = self.proposer.to_dict()
         return result
 
     @classmethod
@@ -119,7 +141,10 @@ class Score:
         if odd:
             raise ArchsearchError(f"a score has the fields {', '.join(names)}; missing or unknown: {', '.join(sorted(odd))}")
         values = dict(data)
-        values["architecture"] = Architecture.from_dict(data["architecture"])
+        architecture = values["architecture"] = Architecture.from_dict(data["architecture"])
+        values["drafter"] = None
+        if data.get("family", "independent") != Independent.family:
+            values["drafter"] = read_drafter(architecture, data["drafter"])
         for name in ESTIMATES:
             values[name] = None if data.get(name) is None else Estimate.from_dict(data[name])
         return cls(**values)
@@ -128,8 +153,8 @@ class Score:
 ESTIMATES: Final = (
     "alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha", "round_s", "host_s",
 )  # fmt: skip
-LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version")
-"""Fields that score.json of version 0.1.0 does not have."""
+LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter")
+"""Fields that score.json of earlier versions does not have."""
 
 
 class Scorer:
@@ -156,24 +181,42 @@ class Scorer:
         self.target, self.workload, self.latency, self.acceptance = target, workload, latency, acceptance
         self.limits = limits or Limits()
         self.target_correlation = target_correlation
+        self.known_families: Mapping[str, FamilyAcceptance] = {}
         self.context = AcceptanceContext(target, workload.temperature, workload.context_len, domain, coverage)
         self.decode_s = latency.decode_s(target, workload)
         self._verify_s = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
 
-    def __call__(self, draft: Architecture) -> Score:
-        acceptance = self.acceptance.predict(draft, self.context)
-        alpha, drift = acceptance.alpha, acceptance.drift
+    def __call__(self, draft: Architecture | Drafter) -> Score:
+        drafter = as_drafter(draft)
+        known = self.believed(drafter)
+        alpha, drift = known.acceptance.alpha, known.acceptance.drift
+        share = known.share.value if known.share is not None else 1.0
         positions = speculation.drifting_positions(alpha.value, drift.value, max(self.gammas))
         reach = speculation.accepted_by_position(positions)
+
+        def tau_of(gamma: int) -> Estimate:
+            tau = speculation.tau_estimate(alpha, gamma, drift).between(speculation.tau_interval(alpha, gamma, drift))
+            return known.tau(tau)
+
         return self._best(
-            draft,
+            drafter.with_share(share),
             alpha,
-            lambda gamma: 1.0 + math.fsum(reach[:gamma]),
-            lambda gamma: speculation.tau_estimate(alpha, gamma, drift).between(speculation.tau_interval(alpha, gamma, drift)),
+            lambda gamma: 1.0 + share * math.fsum(reach[:gamma]),
+            tau_of,
         )
 
+    def believed(self, drafter: Drafter) -> FamilyAcceptance:
+        """alpha of a drafter, its drift, and how often it drafts: as `known_families` has it, else as the estimator says."""
+        found = self.known_families.get(drafter.family)
+        return found if found is not None else acceptance_of(drafter, self.acceptance, self.context)
+
     def measured(
-        self, draft: Architecture, alpha: Estimate, taus: Mapping[int, Estimate], *, gammas: Sequence[int] | None = None
+        self,
+        draft: Architecture | Drafter,
+        alpha: Estimate,
+        taus: Mapping[int, Estimate],
+        *,
+        gammas: Sequence[int] | None = None,
     ) -> Score:
         """The score of a draft whose tau was measured for each gamma (a replayed trace, an engine's counts): no closed form.
 
@@ -182,7 +225,7 @@ class Scorer:
         known = [gamma for gamma in (gammas or self.gammas) if gamma in taus]
         if not known:
             raise ArchsearchError(f"tau was measured for gamma {sorted(taus)}, not for any of {list(gammas or self.gammas)}")
-        return self._best(draft, alpha, lambda gamma: taus[gamma].value, lambda gamma: taus[gamma], known)
+        return self._best(as_drafter(draft), alpha, lambda gamma: taus[gamma].value, lambda gamma: taus[gamma], known)
 
     def at_context(self, context_len: int) -> Scorer:
         """The same scorer with another number of tokens in the KV cache."""
@@ -206,15 +249,23 @@ class Scorer:
         changed.acceptance, changed.context = acceptance, context or self.context
         return changed
 
+    def with_families(self, known: Mapping[str, FamilyAcceptance]) -> Scorer:
+        """The same scorer, knowing what was measured of whole families (a replayed n-gram) instead of asking the estimator."""
+        changed = copy.copy(self)
+        changed.known_families = {**self.known_families, **known}
+        return changed
+
     def _changed(self, workload: Workload, coverage: VocabularyCoverage | None, latency: Latency | None = None) -> Scorer:
-        return Scorer(
+        changed = Scorer(
             self.target, workload, latency or self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain,
             coverage=coverage, limits=self.limits, target_correlation=self.target_correlation,
         )  # fmt: skip
+        changed.known_families = self.known_families
+        return changed
 
     def _best(
         self,
-        draft: Architecture,
+        drafter: Drafter,
         alpha: Estimate,
         tokens_of: Callable[[int], float],
         tau_of: Callable[[int], Estimate],
@@ -223,10 +274,14 @@ class Scorer:
         """The Score at the gamma with the highest speed-up; `tokens_of` is the cheap mean of `tau_of`."""
         decode_s = self.decode_s.value
         best_gain, gamma, best = -math.inf, 0, None
-        for each in gammas or self.gammas:
+        allowed = drafter.gammas(gammas or self.gammas)
+        if not allowed:
+            raise InvalidShapeError(f"{drafter.title} ({drafter.label()}) cannot draft gamma {list(gammas or self.gammas)}")
+        asked = drafter.model or drafter  # a model's rounds are asked for by its shape
+        for each in allowed:
             if each not in self._verify_s:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
-            time = self.latency.round(self.target, draft, self.workload, each, self._verify_s[each])
+            time = self.latency.round(self.target, asked, self.workload, each, self._verify_s[each])
             found = tokens_of(each) * decode_s / time.round_s.value
             if found > best_gain:
                 best_gain, gamma, best = found, each, time
@@ -237,8 +292,8 @@ class Scorer:
             gain = gain.between(speculation.speedup_interval(gain, tau, (tau.low, tau.high)))
         return Score(
             rank=None,
-            architecture=draft,
-            parameters=parameters(draft),
+            architecture=drafter.architecture,
+            parameters=drafter.parameters(),
             gamma=gamma,
             alpha=alpha.between(speculation.alpha_interval(alpha)),
             tau=tau,
@@ -247,20 +302,22 @@ class Scorer:
             verify_s=best.verify_s,
             speedup=gain,
             tpot_s=speculation.tpot_estimate(tau, round_s),
-            kv_bytes_per_token=kv_bytes_per_token(draft, self.workload.dtype_bytes),
+            kv_bytes_per_token=drafter.kv_bytes_per_token(self.workload.dtype_bytes),
             break_even_alpha=speculation.break_even_estimate(gamma, self.decode_s, round_s),
             round_s=round_s,
             host_s=best.host_s,
             bound=best.bound,
             engine=self.latency.engine,
             engine_version=self.latency.engine_version,
+            family=drafter.family,
+            drafter=None if isinstance(drafter, Independent) else drafter,
         )
 
-    def constraints(self, draft: Architecture) -> dict[str, float]:
+    def constraints(self, draft: Architecture | Drafter) -> dict[str, float]:
         """How far the draft is over each limit, relative to it; feasible where all are <= 0 (Optuna's convention)."""
         result = {}
         if self.limits.max_parameters is not None:
-            result["max_parameters"] = parameters(draft) / self.limits.max_parameters - 1.0
+            result["max_parameters"] = as_drafter(draft).parameters() / self.limits.max_parameters - 1.0
         if self.limits.max_memory_bytes is not None:
             result["max_memory"] = draft_bytes(draft, self.workload) / self.limits.max_memory_bytes - 1.0
         return result
@@ -270,14 +327,13 @@ class Scorer:
         return indistinguishable(scores, self.acceptance, self.context)
 
 
-def draft_bytes(draft: Architecture, workload: Workload) -> int:
+def draft_bytes(draft: Architecture | Drafter, workload: Workload) -> int:
     """Memory of the draft: weights, and KV cache of batch_size sequences of context_len tokens, over all ranks."""
-    weights = parameters(draft) * workload.dtype_bytes
-    return weights + kv_cache_bytes(draft, workload.context_len, workload.dtype_bytes, workload.batch_size)
+    return as_drafter(draft).bytes(workload.dtype_bytes, workload.batch_size, workload.context_len)
 
 
 def score(
-    draft: Architecture,
+    draft: Architecture | Drafter,
     target: Architecture,
     workload: Workload,
     latency: Latency,
@@ -310,7 +366,7 @@ def difference_std(first: Score, second: Score, acceptance: AcceptanceEstimator,
         slope = speculation.tau_slope(alpha, item.gamma) * alpha * (1.0 - alpha)
         sensitivities.append(slope / item.tau.value)
         variance += (item.draft_s.std / (item.tpot_s.value * item.tau.value)) ** 2
-    gap = acceptance.difference_std(first.architecture, second.architecture, context)
+    gap = gap_std(first.proposer, second.proposer, acceptance, context)
     variance += (gap * sum(sensitivities) / 2) ** 2
     return math.sqrt(variance)
 

@@ -128,10 +128,10 @@ def _order(score: Score) -> tuple[float, float, float]:
 
 def _distinct(ranked: Sequence[Score]) -> list[Score]:
     """Without shapes that differ from a better-ranked one by windows alone that change no number (longer than the context)."""
-    seen: set[tuple[Architecture, float]] = set()
+    seen: set[tuple[Any, ...]] = set()
     kept = []
     for score in ranked:
-        key = (score.architecture.replace(window_pattern="L", sliding_window=None), score.speedup.value)
+        key = (score.drafter, score.architecture.replace(window_pattern="L", sliding_window=None), score.speedup.value)
         if key not in seen:
             kept.append(score)
         seen.add(key)
@@ -210,6 +210,8 @@ def trial_row(number: int, candidate: Candidate, trial: FrozenTrial) -> dict[str
     for name, value in trial.user_attrs.get("score", {}).items():
         if name == "architecture":
             row.update(value)
+        elif name == "drafter":
+            row[name] = value["label"]
         elif isinstance(value, dict):
             row[name], row[f"{name}_std"] = value["value"], value["std"]
         elif name != "rank":

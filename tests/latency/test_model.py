@@ -12,6 +12,8 @@ from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.heads import first_pass_ops
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
 from archsearch.architecture.published_heads import usual_head
+from archsearch.drafters.drafter import RoundRows
+from archsearch.drafters.models import model_pass
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline import sample_space
@@ -221,7 +223,17 @@ def test_summary_and_a_row_that_came_later(profile: Profile, model: LatencyModel
     assert LatencyModel(copy, LAW.dtype).ops.op_s(Gemm(**row.sizes()), True)[0] == 0.5
 
 
-def test_a_list_of_ops_has_no_price_where_whole_models_were_fitted(model: LatencyModel) -> None:
-    ops = first_pass_ops(usual_head(TARGET, "eagle3"), batch=1, tokens=4, context=96)
-    with pytest.raises(MissingDataError, match="fitted to whole models"):
-        model.ops_s(ops)
+def test_a_list_of_ops_is_priced_by_the_coefficients_of_whole_models(model: LatencyModel) -> None:
+    """On a CPU a head has no kernels in graphs to be composed of: it costs what as much of a model would.
+
+    A whole model given by its ops comes out as the model does, up to what is learnt of whole shapes; an EAGLE-3 head between a
+    draft of one layer and one of four.
+    """
+    rows = RoundRows(1, 96, 3, fused=False)
+    whole = model.ops_s(model_pass(TARGET, rows, 4, 4))
+    assert whole.value == pytest.approx(model.forward_s(TARGET, tokens=4, context=96, cold=True).value, rel=0.05)
+    head = first_pass_ops(usual_head(TARGET, "eagle3"), batch=1, tokens=4, context=96, fused=False)
+    like = TARGET.replace(draft_vocab_size=32_000, tie_word_embeddings=False)
+    layers = [model.forward_s(like.replace(num_hidden_layers=n), tokens=4, context=96, cold=True, logits=1).value for n in (1, 4)]
+    assert layers[0] < model.ops_s(head).value < layers[1]
+    assert model.ops_s(head, cold=False).value <= model.ops_s(head).value

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.models import Independent
 from archsearch.errors import ArchsearchError
 from archsearch.runs.state import ClimbState, Longer, StateFile, SupernetEntry
 from archsearch.search.objective import LATER
@@ -26,7 +28,11 @@ def test_a_file_of_version_0_1_0_is_read_and_keeps_its_format(old: dict) -> None
     now = json.loads(json.dumps(state.to_dict()))
     for name in ("seconds", "longer_s"):  # shares of time, which nothing reads any more
         old["finalists"].pop(name)
-    predicted = [score | dict.fromkeys(LATER) for score in old["finalists"]["predicted"]]
+    predicted = [  # what drafts was an independent draft, for there was nothing else
+        score | dict.fromkeys(LATER) | {"family": "independent", "drafter": Independent(shape).to_dict()}
+        for score in old["finalists"]["predicted"]
+        for shape in [Architecture.from_dict(score["architecture"])]
+    ]
     assert now == old | {"finalists": old["finalists"] | {"longer": None, "predicted": predicted}}
     assert ClimbState.from_dict(now) == state
 

@@ -1,0 +1,156 @@
+"""What is believed of a drafter of any family: alpha at the first position, its drift along the block, and how often it drafts.
+
+| `Drafter.acceptance` | from |
+|---|---|
+| `independent`, `eagle1`, `eagle3`, `mtp`, `block`, `medusa` | the estimator: the table's terms and drifts for that kind |
+| `parallel_head` (P-EAGLE) | as `block`: all positions in one pass on hidden states; published rows of one target only |
+| `parallel_draft` (PARD) | as an independent draft that sinks along the block (`PARALLEL_DRIFT`) |
+| `ngram`, `suffix` | `LOOKUPS` by kind of text; to be measured on the user's own text, which needs no training |
+| `early_exit` | `EXIT_LEVEL`, from two untrained cuts of this project; checkpoints trained for it accept far more |
+
+An alpha that the user gave holds for every family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceEstimator, GivenAcceptance
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.drafters.drafter import Drafter
+from archsearch.estimate import Estimate
+from archsearch.speedup import accepted_by_position, alpha_estimate, drifting_positions, logit, logit_std
+
+# Logit per position of drafts that fill in all positions at once: P-EAGLE and block drafters -0.04 to -0.15.
+PARALLEL_DRIFT: Final = Estimate(-0.10, 0.08, "prior")
+PARALLEL_STD: Final = 0.3  # logit: what an independent draft loses by drafting in parallel, nobody varied it
+# Lookup: what followed once goes on once it has begun. Conditional acceptance by position of n-gram drafts of a Llama of 8B in
+# vLLM (pull request 24344): .81 .91 .95 .97 .97 on code edits, .69 .83 .88 .90 .93 on InstructCoder: +0.65 and +0.45 a position.
+LOOKUP_DRIFT: Final = Estimate(0.5, 0.2, "prior")
+LOOKUP_STD: Final = 0.6  # logit of the first position, between texts
+SHARE_STD: Final = 0.15
+LOOKUP_TOKENS: Final = 10  # as prompt lookup drafted in the studies below
+SUFFIX_GAIN: Final = 1.2
+"""Tokens beyond the first, suffix trees / n-gram: 1.11 to 1.17 times its speed-up on Spec-Bench (arXiv 2411.04975); converted."""
+
+
+@dataclass(frozen=True)
+class LookupText:
+    """Of one kind of text: acceptance of the first token of a match (assumed, between a chat and an edit), and tau over all
+    rounds of prompt lookup with 10 tokens (means over four targets of Spec-Bench's sets, batch 1, temperature 0)."""
+
+    first: float
+    tau: float
+
+
+LOOKUPS: Final[Mapping[str, LookupText]] = {
+    "chat": LookupText(0.45, 1.58),  # MT-Bench 1.55, Spec-Bench's conversations and rest 1.67
+    "code": LookupText(0.55, 1.77),  # HumanEval
+    "math": LookupText(0.45, 1.63),  # GSM8K
+    "qa": LookupText(0.40, 1.24),  # Natural Questions
+    "summarisation": LookupText(0.60, 2.05),  # CNN/DM
+    "translation": LookupText(0.40, 1.24),  # as qa: assumed
+    "completion": LookupText(0.45, 1.58),  # as chat: assumed
+    "mixed": LookupText(0.50, 1.67),  # all of Spec-Bench
+    "narrow": LookupText(0.50, 1.67),  # as mixed: assumed
+}
+# logit(alpha) of the first `share` of a target's layers, without training: 5 % accepted at 8 of 30 layers, 46 % at 24 of 30.
+EXIT_LEVEL: Final = (logit(0.05), logit(0.46))
+EXIT_SHARES: Final = (8 / 30, 24 / 30)
+EXIT_STD: Final = 0.8
+
+
+@dataclass(frozen=True)
+class FamilyAcceptance:
+    """Acceptance in rounds that draft, and `share`, how many do: None where all do."""
+
+    acceptance: Acceptance
+    share: Estimate | None = None
+
+    def tau(self, tau: Estimate) -> Estimate:
+        """tau over all rounds from that of rounds that draft."""
+        if self.share is None:
+            return tau
+        more, share = tau.value - 1.0, self.share
+        value = 1.0 + share.value * more
+        std = math.hypot(share.value * tau.std, more * share.std)
+        found = Estimate(value, std, tau.source)
+        if tau.low is None or tau.high is None:
+            return found
+        ends = ((tau.low, -1.0), (tau.high, 1.0))
+        low, high = (value + side * math.hypot(share.value * (end - tau.value), 1.645 * more * share.std) for end, side in ends)
+        return found.between((max(1.0, low), high))
+
+
+def acceptance_of(drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext) -> FamilyAcceptance:
+    """What is believed of `drafter` in `context`, whose `drafter` is left to this function."""
+    kind = drafter.acceptance
+    if kind == "independent":
+        return FamilyAcceptance(estimator.predict(drafter.architecture, context))
+    given = isinstance(estimator, GivenAcceptance)
+    if kind in _OWN:
+        found = _OWN[kind](drafter, context)
+        return replace(found, acceptance=estimator.predict(drafter.architecture, context)) if given else found
+    if kind == "parallel_draft":
+        own = estimator.predict(drafter.architecture, context)
+        if given:
+            return FamilyAcceptance(own)
+        std = math.hypot(own.alpha.std, PARALLEL_STD * own.alpha.value * (1.0 - own.alpha.value))
+        return FamilyAcceptance(Acceptance(Estimate(own.alpha.value, std, own.alpha.source), PARALLEL_DRIFT))
+    return FamilyAcceptance(estimator.predict(drafter.architecture, context_for(drafter, context)))
+
+
+def context_for(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
+    """The context in which the table is asked about a drafter: of its kind, made for its target."""
+    kind = {"parallel_head": "block"}.get(drafter.acceptance, drafter.acceptance)
+    if kind == "independent" or kind in _OWN or kind == "parallel_draft":
+        return context
+    return replace(context, drafter=kind, training="target", trained_tokens=None)
+
+
+def gap_std(first: Drafter, second: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext) -> float:
+    """Std of logit(alpha of first) - logit(alpha of second).
+
+    Between families what the table knows of both is correlated: a study's target, domain and temperature are the same.
+    """
+    if first.family == second.family or isinstance(estimator, GivenAcceptance):
+        return estimator.difference_std(first.architecture, second.architecture, context_for(first, context))
+    contexts = context_for(first, context), context_for(second, context)
+    in_table = not {first.acceptance, second.acceptance} & set(_OWN)
+    if isinstance(estimator, PriorAcceptance) and in_table:
+        return estimator.gap_std((first.architecture, contexts[0]), (second.architecture, contexts[1]))
+    stds = [logit_std(acceptance_of(each, estimator, context).acceptance.alpha) for each in (first, second)]
+    return math.hypot(*stds)
+
+
+def _lookup(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
+    text = LOOKUPS[context.domain]
+    alpha = alpha_estimate(logit(text.first), LOOKUP_STD, "prior")
+    reached = math.fsum(accepted_by_position(drifting_positions(text.first, LOOKUP_DRIFT.value, LOOKUP_TOKENS)))
+    share = min(1.0, (text.tau - 1.0) / reached)
+    return FamilyAcceptance(Acceptance(alpha, LOOKUP_DRIFT), Estimate(share, SHARE_STD, "prior"))
+
+
+def _suffix(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
+    found = _lookup(drafter, context)
+    assert found.share is not None
+    return replace(found, share=Estimate(min(1.0, SUFFIX_GAIN * found.share.value), SHARE_STD, "prior"))
+
+
+def _exit(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
+    target = context.target
+    whole = target.num_hidden_layers if target is not None else 2 * drafter.architecture.num_hidden_layers
+    share = drafter.architecture.num_hidden_layers / whole
+    (low, high), (first, last) = EXIT_LEVEL, EXIT_SHARES
+    level = low + (high - low) * (share - first) / (last - first)
+    return FamilyAcceptance(Acceptance(alpha_estimate(level, EXIT_STD, "prior"), Estimate(0.0, 0.05, "prior")))
+
+
+_OWN: Final[Mapping[str, Callable[[Drafter, AcceptanceContext], FamilyAcceptance]]] = {
+    "ngram": _lookup,
+    "suffix": _suffix,
+    "early_exit": _exit,
+}

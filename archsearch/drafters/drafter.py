@@ -1,0 +1,179 @@
+"""`Drafter`: whatever proposes tokens to a target, as a value.
+
+A drafter knows its family, its network, and what it costs: `plan` says what one round runs (a first pass over the rows that
+the target has verified, further passes of one row a sequence, time on the host), `parameters` and `kv_bytes_per_token` what it
+holds. Latency models price a plan, the acceptance table answers for `acceptance`, `engine_rounds` for `rounds`: none of them asks
+for the family. A family is one class, listed in `archsearch.drafters.registry`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal, Self, get_args
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import PassOps
+from archsearch.errors import InvalidShapeError
+
+Family = Literal[
+    "independent", "eagle3", "eagle", "mtp", "medusa", "ngram", "suffix", "peagle", "pard", "dflash", "early_exit"
+]  # fmt: skip
+FAMILY_NAMES: Final[tuple[str, ...]] = get_args(Family)
+RoundKind = Literal["draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"]
+"""How an engine runs the drafter's part of a round: the `drafter` of engine_rounds.yaml."""
+
+Choice = int | float | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRows:
+    """One round as an engine runs it: `gamma` draft tokens for each of `batch` sequences with `context` tokens in the cache.
+
+    `ranks`: devices that share the drafter. `fused`, `scattered`: as in `architecture.heads.first_pass_ops`.
+    """
+
+    batch: int
+    context: int
+    gamma: int
+    ranks: int = 1
+    fused: bool = True
+    scattered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What a drafter runs in one round: `first` over the target's rows, then `steps` times `step`; `host_s` without the device.
+
+    `head_rows`: rows of logits that it computes in the round. `launched`: passes that the host launches, each of `layers` layers.
+    """
+
+    first: PassOps | None
+    step: PassOps | None
+    steps: int
+    head_rows: int
+    layers: int
+    launched: int
+    host_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Drafter(ABC):
+    """A drafter of one family for one target.
+
+    `architecture`: the layers that it runs, with its width, vocabulary and head; of a drafter without layers (Medusa, n-gram,
+    suffix) the target's, whose width and vocabulary are its own.
+    """
+
+    architecture: Architecture
+
+    family: ClassVar[Family]
+    title: ClassVar[str]  # as people write it
+    rounds: ClassVar[RoundKind]
+    acceptance: ClassVar[str]  # whose rows of the acceptance table speak for it; `archsearch.acceptance.families`
+    has_layers: ClassVar[bool] = True  # the dimensions of a decoder may be searched
+    trains: ClassVar[bool] = True  # somebody has to train it
+    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {}  # what else may be searched, with the usual choices
+
+    @classmethod
+    @abstractmethod
+    def usual(cls, target: Architecture) -> Self:
+        """The drafter of this family that is usual for `target`."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+        """The drafter for `target` with these layers (None where it has none) and `chosen` of `choices`.
+
+        Raises InvalidShapeError for a combination that cannot be.
+        """
+
+    @classmethod
+    def published(cls, target: str) -> tuple[Self, str] | None:
+        """The drafter that somebody published for the catalogue's `target`, and which one; None where none is known."""
+        return None
+
+    @classmethod
+    def lacking(cls, target: Architecture) -> str:
+        """Why `target` cannot have such a drafter at all; "" where nothing speaks against it."""
+        return ""
+
+    @property
+    def model(self) -> Architecture | None:
+        """The model that drafts, where rounds are those of a draft model of that shape; None where `plan` says what runs."""
+        return None
+
+    @property
+    def sharded(self) -> Architecture | None:
+        """The layers that an engine shards over the ranks; None where it has none."""
+        return self.architecture
+
+    @property
+    def states_read(self) -> int:
+        """How many of the target's hidden states it reads for a token."""
+        return 0
+
+    @property
+    def drafts_share(self) -> float:
+        """Share of rounds in which it has anything to propose."""
+        return 1.0
+
+    def with_share(self, share: float) -> Self:
+        """The same drafter with what became known of `drafts_share`; one that always proposes is unchanged."""
+        return self
+
+    @abstractmethod
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        """What it runs in a round."""
+
+    def idle(self, rows: RoundRows) -> PassOps | None:
+        """What an engine runs in a round that drafts nothing, to keep the drafter's cache in step; None: nothing."""
+        return None
+
+    @abstractmethod
+    def parameters(self) -> int:
+        """Parameters that it adds to its target; tables shared with the target do not count."""
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of its own KV cache for one token of one sequence."""
+        return 2 * self.architecture.num_hidden_layers * self.architecture.kv_size * dtype_bytes
+
+    def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
+        """Memory of weights and KV cache."""
+        return self.parameters() * dtype_bytes + batch * context * self.kv_bytes_per_token(dtype_bytes)
+
+    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
+        """Those of `asked` that it can draft."""
+        return tuple(asked)
+
+    @abstractmethod
+    def label(self) -> str:
+        """A short human name with its dimensions."""
+
+    def check(self, target: Architecture) -> None:
+        """Raise InvalidShapeError where it was made for another target."""
+        if self.architecture.vocab_size != target.vocab_size:
+            raise InvalidShapeError(
+                f"this {self.title} has a vocabulary of {self.architecture.vocab_size}, the target one of {target.vocab_size}: "
+                "it was made for another target"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Family, label and everything besides `architecture`, as JSON."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "architecture"}
+        return {"family": self.family, "label": self.label(), **own}
+
+    @classmethod
+    def from_fields(cls, architecture: Architecture, data: Mapping[str, Any]) -> Self:
+        """Read back what `to_dict` wrote; fields that this version does not know are left out."""
+        names = {field.name for field in dataclasses.fields(cls)} - {"architecture"}
+        return cls(architecture, **{name: value for name, value in data.items() if name in names})
+
+
+def only(chosen: Mapping[str, Choice], known: Mapping[str, Any], family: str) -> None:
+    """Raise InvalidShapeError for a choice that a family does not have."""
+    for name in chosen:
+        if name not in known:
+            raise InvalidShapeError(f"{family} has no {name}; it has {', '.join(known) or 'nothing to choose'}")

@@ -1,0 +1,201 @@
+"""Heads on hidden states of the target: EAGLE-1 and -3, MTP, P-EAGLE, DFlash. What they run: `archsearch.architecture.heads`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, cast
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.heads import FeatureHead, HeadKind, first_pass_ops, head_parameters, later_step_ops
+from archsearch.architecture.ops import PassOps
+from archsearch.architecture.published_heads import AUXILIARY_STATES, BLOCK_LAYERS, head_for, usual_head
+from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
+from archsearch.errors import InvalidShapeError
+
+
+@dataclass(frozen=True)
+class FeatureDrafter(Drafter):
+    """A head on the target's hidden states. `states`: how many of them it reads; `own_embedding`: it brings its own table."""
+
+    target_hidden_size: int = 0
+    states: int = 1
+    own_embedding: bool = False
+
+    rounds: ClassVar[RoundKind] = "feature_head"
+
+    @classmethod
+    def from_head(cls, head: FeatureHead) -> Self:
+        """The drafter with the shape of `head`, whose kind is this family's."""
+        return cls(head.decoder, head.target_hidden_size, head.states, head.own_embedding)
+
+    @property
+    def head(self) -> FeatureHead:
+        """What it runs, as a list of ops."""
+        kind = cast(HeadKind, self.family)
+        return FeatureHead(kind, self.architecture, self.target_hidden_size, self.states, self.own_embedding)
+
+    @property
+    def states_read(self) -> int:
+        return self.states
+
+    @classmethod
+    def usual(cls, target: Architecture) -> Self:
+        return cls.from_head(usual_head(target, cast(HeadKind, cls.family)))
+
+    @classmethod
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+        only(chosen, cls.choices, cls.family)
+        usual = cls.usual(target)
+        if decoder is None:
+            return usual
+        # A head's layers are plain Llama's whatever the target is; its rows are its own or the target's.
+        layers = decoder.replace(qk_norm=usual.architecture.qk_norm, tie_word_embeddings=False, model_type=target.model_type)
+        if not cls._own_rows() and layers.trimmed:
+            raise InvalidShapeError(f"the {cls.title} shares the target's head, which has all rows")
+        narrow = layers.hidden_size != target.hidden_size
+        made = cls(layers, target.hidden_size, int(chosen.get("states", usual.states)), narrow)
+        _ = made.head  # refuses widths that cannot be
+        return made
+
+    @classmethod
+    def published(cls, target: str) -> tuple[Self, str] | None:
+        found = head_for(target, cast(HeadKind, cls.family))
+        return None if found.hub_id is None else (cls.from_head(found.head), found.hub_id)
+
+    @classmethod
+    def _own_rows(cls) -> bool:
+        """Whether its head has rows of its own, which may be trimmed."""
+        return False
+
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        """One pass over the gamma + 1 rows that the target verified, then gamma - 1 steps."""
+        head, own = self.head, {"batch": rows.batch, "context": rows.context, "ranks": rows.ranks}
+        first = first_pass_ops(head, tokens=rows.gamma + 1, fused=rows.fused, scattered=rows.scattered, **own)
+        step = later_step_ops(head, fused=rows.fused, scattered=rows.scattered, **own) if rows.gamma > 1 else None
+        layers = self.architecture.num_hidden_layers
+        return RoundPlan(first, step, rows.gamma - 1, rows.batch * rows.gamma, layers, rows.gamma)
+
+    def idle(self, rows: RoundRows) -> PassOps | None:
+        """The catch-up pass over the one row that the target has written, without the head (vLLM, at gamma 0 of a schedule)."""
+        headless = replace(self, architecture=self.architecture.replace(draft_vocab_size=1))
+        return headless.plan(replace(rows, gamma=1)).first
+
+    def parameters(self) -> int:
+        return head_parameters(self.head)
+
+    def label(self) -> str:
+        states = f" from {self.states} states" if self.states > 1 else ""
+        return f"{self.architecture.label()}{states}"
+
+    def check(self, target: Architecture) -> None:
+        """Raise InvalidShapeError where width, vocabulary or the number of states are those of another target."""
+        super().check(target)
+        if self.target_hidden_size != target.hidden_size:
+            raise InvalidShapeError(
+                f"this {self.title} reads hidden states of width {self.target_hidden_size}, the target's have "
+                f"{target.hidden_size}: it was made for another target"
+            )
+        if self.states > target.num_hidden_layers:
+            raise InvalidShapeError(
+                f"this {self.title} reads {self.states} hidden states, the target has {target.num_hidden_layers} layers"
+            )
+
+
+@dataclass(frozen=True)
+class Eagle(FeatureDrafter):
+    """EAGLE-1 and -2 as a chain."""
+
+    family: ClassVar[Family] = "eagle"
+    title: ClassVar[str] = "EAGLE-1 head"
+    acceptance: ClassVar[str] = "eagle1"
+
+
+@dataclass(frozen=True)
+class Eagle3(FeatureDrafter):
+    """EAGLE-3 as a chain."""
+
+    family: ClassVar[Family] = "eagle3"
+    title: ClassVar[str] = "EAGLE-3 head"
+    acceptance: ClassVar[str] = "eagle3"
+    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (AUXILIARY_STATES,)}
+
+    @classmethod
+    def _own_rows(cls) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Mtp(FeatureDrafter):
+    """The layer that a target was trained with to predict a token further, used again for each step."""
+
+    family: ClassVar[Family] = "mtp"
+    title: ClassVar[str] = "MTP layer"
+    acceptance: ClassVar[str] = "mtp"
+    has_layers: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
+
+    @classmethod
+    def lacking(cls, target: Architecture) -> str:
+        """No architecture that is modelled here comes with one: DeepSeek-V3, Qwen3-Next, GLM-4.5 do."""
+        return f"its checkpoint ({target.model_type}) holds no MTP layer"
+
+
+@dataclass(frozen=True)
+class PEagle(FeatureDrafter):
+    """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass. `most`: the tokens that it was trained to draft."""
+
+    most: int = 8
+
+    family: ClassVar[Family] = "peagle"
+    title: ClassVar[str] = "P-EAGLE head"
+    rounds: ClassVar[RoundKind] = "parallel_head"
+    acceptance: ClassVar[str] = "parallel_head"
+    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (AUXILIARY_STATES,)}
+
+    @classmethod
+    def _own_rows(cls) -> bool:
+        return True
+
+    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
+        return tuple(gamma for gamma in asked if gamma <= self.most)
+
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        """One pass: gamma + 1 verified rows and gamma - 1 masks."""
+        return _one_pass(self.head, rows)
+
+
+@dataclass(frozen=True)
+class DFlash(FeatureDrafter):
+    """DFlash: a block of masks filled in one pass. `block`: the token known and the most that it drafts."""
+
+    block: int = 16
+
+    family: ClassVar[Family] = "dflash"
+    title: ClassVar[str] = "DFlash head"
+    rounds: ClassVar[RoundKind] = "block"
+    acceptance: ClassVar[str] = "block"
+    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (BLOCK_LAYERS,), "block": (16,)}
+
+    @classmethod
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+        """Engines share the target's tables with it: it is as wide as the target."""
+        made = super().of(target, decoder, chosen)
+        block = int(chosen.get("block", made.block))
+        return cls(made.architecture, made.target_hidden_size, made.states, made.own_embedding, block)
+
+    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
+        return tuple(gamma for gamma in asked if gamma < self.block)
+
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        """Keys and values of the verified rows, then one pass over gamma + 1 rows; all layers see the cache and the block."""
+        return _one_pass(self.head, rows)
+
+    def label(self) -> str:
+        return f"{super().label()} block {self.block}"
+
+
+def _one_pass(head: FeatureHead, rows: RoundRows) -> RoundPlan:
+    own = {"batch": rows.batch, "context": rows.context, "ranks": rows.ranks}
+    whole = first_pass_ops(head, tokens=rows.gamma + 1, fused=rows.fused, scattered=rows.scattered, **own)
+    return RoundPlan(whole, None, 0, rows.batch * rows.gamma, head.decoder.num_hidden_layers, 1)

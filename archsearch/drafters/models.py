@@ -1,0 +1,162 @@
+"""Drafters that are models: an independent draft, one that writes its block in one pass (PARD), the target's own first layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import kv_cache_bytes, parameters
+from archsearch.architecture.ops import Op, PassOps, head_ops, layer_ops, sample_op
+from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
+from archsearch.errors import InvalidShapeError
+
+USUAL_LAYERS = 4
+USUAL_EXIT = 3  # of how many parts of the target's layers the first one drafts
+
+
+@dataclass(frozen=True)
+class Independent(Drafter):
+    """A small language model of its own."""
+
+    family: ClassVar[Family] = "independent"
+    title: ClassVar[str] = "independent draft"
+    rounds: ClassVar[RoundKind] = "draft_model"
+    acceptance: ClassVar[str] = "independent"
+
+    @classmethod
+    def usual(cls, target: Architecture) -> Self:
+        """Four layers like the target's."""
+        return cls(target.replace(num_hidden_layers=USUAL_LAYERS))
+
+    @classmethod
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+        only(chosen, cls.choices, cls.family)
+        return cls(_needed(decoder, cls.title))
+
+    @property
+    def model(self) -> Architecture | None:
+        return self.architecture
+
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        """As vLLM runs it: gamma + 2 tokens, then a token at a time. Latency models ask `model` instead."""
+        layers = self.architecture.num_hidden_layers
+        first, step = (model_pass(self.architecture, rows, tokens, 1) for tokens in (rows.gamma + 2, 1))
+        return RoundPlan(first, step, rows.gamma - 1, rows.batch * rows.gamma, layers, rows.gamma)
+
+    def parameters(self) -> int:
+        return parameters(self.architecture)
+
+    def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
+        """As of every drafter; layers with a window keep no more than that."""
+        return self.parameters() * dtype_bytes + kv_cache_bytes(self.architecture, context, dtype_bytes, batch)
+
+    def label(self) -> str:
+        return self.architecture.label()
+
+
+@dataclass(frozen=True)
+class Pard(Drafter):
+    """PARD: an independent draft that writes its block in one pass, a mask token for each token after the first. `most`: the
+    tokens that it was trained to draft."""
+
+    most: int = 8
+
+    family: ClassVar[Family] = "pard"
+    title: ClassVar[str] = "parallel draft (PARD)"
+    rounds: ClassVar[RoundKind] = "parallel_draft"
+    acceptance: ClassVar[str] = "parallel_draft"
+
+    @classmethod
+    def usual(cls, target: Architecture) -> Self:
+        return cls(target.replace(num_hidden_layers=USUAL_LAYERS))
+
+    @classmethod
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+        only(chosen, cls.choices, cls.family)
+        return cls(_needed(decoder, cls.title))
+
+    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
+        return tuple(gamma for gamma in asked if gamma <= self.most)
+
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        """One pass of 2 gamma + 1 tokens a sequence, gamma rows of logits (vLLM, parallel_drafting)."""
+        whole = model_pass(self.architecture, rows, 2 * rows.gamma + 1, rows.gamma)
+        return RoundPlan(whole, None, 0, rows.batch * rows.gamma, self.architecture.num_hidden_layers, 1)
+
+    def parameters(self) -> int:
+        return parameters(self.architecture)
+
+    def label(self) -> str:
+        return self.architecture.label()
+
+
+@dataclass(frozen=True)
+class EarlyExit(Drafter):
+    """The target's own first layers with its norm and head (transformers, `assistant_early_exit`).
+
+    No weights are added. The cut has a KV cache of its own, and verification runs all layers again: transformers shares neither.
+    """
+
+    target_layers: int = 0
+
+    family: ClassVar[Family] = "early_exit"
+    title: ClassVar[str] = "early exit"
+    rounds: ClassVar[RoundKind] = "draft_model"
+    acceptance: ClassVar[str] = "early_exit"
+    has_layers: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
+    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"exit_layer": ("0.25x", "0.5x", "0.75x")}
+
+    @classmethod
+    def usual(cls, target: Architecture) -> Self:
+        return cls.of(target, None, {"exit_layer": max(1, target.num_hidden_layers // USUAL_EXIT)})
+
+    @classmethod
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+        only(chosen, cls.choices, cls.family)
+        layers = int(chosen.get("exit_layer", max(1, target.num_hidden_layers // USUAL_EXIT)))
+        if not 1 <= layers < target.num_hidden_layers:
+            raise InvalidShapeError(f"a target of {target.num_hidden_layers} layers has no exit after layer {layers}")
+        return cls(target.replace(num_hidden_layers=layers), target.num_hidden_layers)
+
+    @property
+    def model(self) -> Architecture | None:
+        return self.architecture
+
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        return Independent(self.architecture).plan(rows)
+
+    def parameters(self) -> int:
+        return 0
+
+    def label(self) -> str:
+        return f"exit after layer {self.architecture.num_hidden_layers} of {self.target_layers}"
+
+
+def model_pass(model: Architecture, rows: RoundRows, tokens: int, logits: int) -> PassOps:
+    """A pass of a whole model over `tokens` rows a sequence, the logits of `logits` of them and the choice of tokens included."""
+    layers: Counter[Op] = Counter()
+    for window in model.windows():
+        layers.update(
+            layer_ops(
+                model,
+                batch=rows.batch,
+                tokens=tokens,
+                context=rows.context,
+                window=window,
+                ranks=rows.ranks,
+                fused=rows.fused,
+            )
+        )
+    outside: Counter[Op] = Counter(head_ops(model, batch=rows.batch, tokens=tokens, ranks=rows.ranks, head_tokens=logits))
+    outside[sample_op(model, batch=rows.batch, tokens=logits)] += 1
+    return PassOps(layers, outside, model.num_hidden_layers, rows.ranks)
+
+
+def _needed(decoder: Architecture | None, title: str) -> Architecture:
+    if decoder is None:
+        raise InvalidShapeError(f"the {title} needs the dimensions of its layers")
+    return decoder

@@ -1,0 +1,45 @@
+"""The families by name. A new one is a class and a line here, a space in search_spaces/, and the engines that run it in
+`engine_facts`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import FAMILY_NAMES, Drafter
+from archsearch.drafters.heads import DFlash, Eagle, Eagle3, Mtp, PEagle
+from archsearch.drafters.lookup import NGram, Suffix
+from archsearch.drafters.medusa import Medusa
+from archsearch.drafters.models import EarlyExit, Independent, Pard
+from archsearch.errors import ArchsearchError
+
+_CLASSES: Final = (Independent, Eagle3, Eagle, Mtp, Medusa, NGram, Suffix, PEagle, Pard, DFlash, EarlyExit)
+FAMILIES: Final[dict[str, type[Drafter]]] = {each.family: each for each in _CLASSES}
+ALIASES: Final = {"eagle1": "eagle", "eagle-1": "eagle", "eagle-3": "eagle3", "n-gram": "ngram", "p-eagle": "peagle"}
+
+
+def family(name: str) -> type[Drafter]:
+    """The class of the family `name`. Raises ArchsearchError, with the names there are, for an unknown one."""
+    known = ALIASES.get(name.lower(), name.lower().replace("-", "_"))
+    if known not in FAMILIES:
+        close = difflib.get_close_matches(known, FAMILY_NAMES, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ArchsearchError(f"unknown family of drafters {name!r}{hint}; use one of {', '.join(FAMILY_NAMES)}")
+    return FAMILIES[known]
+
+
+def is_family(name: str) -> bool:
+    """Whether `name` names a family."""
+    return ALIASES.get(name.lower(), name.lower().replace("-", "_")) in FAMILIES
+
+
+def read_drafter(architecture: Architecture, data: Mapping[str, Any] | None) -> Drafter:
+    """What `Drafter.to_dict` wrote; None (files of versions that knew no other): an independent draft."""
+    return Independent(architecture) if data is None else family(str(data["family"])).from_fields(architecture, data)
+
+
+def as_drafter(draft: Architecture | Drafter) -> Drafter:
+    """A drafter; a bare shape is an independent draft's."""
+    return Independent(draft) if isinstance(draft, Architecture) else draft

@@ -1,0 +1,106 @@
+"""A round of any drafter: its plan (`drafters.drafter.RoundPlan`) priced pass by pass and put together as the engine runs it.
+
+On a GPU the engine's class for that kind of drafter decides (engine_rounds.yaml). On a CPU the parts add up, with what the engine
+was measured to add to a round of as many draft passes. Drafters that are models are not priced here: `LatencyOfRounds.round`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import Drafter, RoundKind, RoundPlan, RoundRows
+from archsearch.engine_rounds import EngineRounds, engine_rounds
+from archsearch.estimate import Estimate, weakest_source
+from archsearch.latency.rounds import Passes, RoundTime, round_time, summed
+from archsearch.workload import Workload
+
+HOST_STD: Final = 1.0  # relative std of what a drafter takes on the host: assumed, not measured
+_NOTHING: Final = Estimate(0.0, 0.0, "modelled")
+
+
+def drafter_round(
+    latency: Any, target: Architecture, drafter: Drafter, workload: Workload, gamma: int, verify_s: Estimate | None
+) -> RoundTime:
+    """One round of `gamma` tokens of a drafter, as `LatencyOfRounds.round`.
+
+    Of a drafter that finds nothing to propose in some rounds (`drafts_share`) it is the mean round: one without a proposal is a
+    plain step of the target.
+    """
+    plan = drafter.plan(rows_of(latency, workload, gamma))
+    verify = verify_s or latency.verify_s(target, workload, gamma)
+    time = _drafting(latency, target, drafter, workload, plan, verify)
+    if drafter.drafts_share >= 1.0:
+        return time
+    return _mean_round(time, latency, target, workload, drafter.drafts_share)
+
+
+def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
+    """The rows of a round in the latency's engine."""
+    facts = latency.facts
+    return RoundRows(
+        workload.batch_size,
+        workload.context_len,
+        gamma,
+        facts.draft_ranks(workload.tensor_parallel),
+        fused=latency.mode == "graph",
+        scattered=facts.scattered_head,
+    )
+
+
+def drafter_idle_s(latency: Any, drafter: Drafter, workload: Workload) -> Estimate:
+    """What a loaded drafter costs a step in which the schedule drafts nothing."""
+    idle = drafter.idle(rows_of(latency, workload, 1)) if latency.facts.idle_pass else None
+    return latency.ops_s(idle) if idle is not None else _NOTHING
+
+
+def _drafting(
+    latency: Any, target: Architecture, drafter: Drafter, workload: Workload, plan: RoundPlan, verify: Estimate
+) -> RoundTime:
+    """A round in which every sequence has something to verify."""
+    first = latency.ops_s(plan.first) if plan.first is not None else Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
+    later = latency.ops_s(plan.step, cold=False) if plan.step is not None else Estimate(0.0, 0.0, first.source)
+    launched = max(1, plan.launched)
+    if latency.rounds is not None:
+        rounds = _running(latency.rounds, drafter.rounds)
+        reduces = plan.first.all_reduces() if plan.first is not None else 0
+        layers = target.num_hidden_layers
+        return round_time(rounds.costs, Passes(verify, first, later, launched, workload.batch_size, plan.layers, layers, reduces))
+    value, std = first.value + plan.steps * later.value, first.std + plan.steps * later.std
+    value += launched * plan.layers * latency.added_layer_s(target)
+    return summed(Estimate(value, std, first.source), verify, latency.added_s(target, workload, launched))
+
+
+def _mean_round(time: RoundTime, latency: Any, target: Architecture, workload: Workload, share: float) -> RoundTime:
+    """The mean over rounds of which `share` draft, for each sequence by itself.
+
+    Verification reads gamma + 1 rows of the sequences that draft and one of the others: taken as linear in between. What a round
+    adds is paid where at least one of the batch drafts.
+    """
+    alone, plain = latency.verify_s(target, workload, 0), latency.decode_s(target, workload)
+    some = 1.0 - (1.0 - share) ** workload.batch_size
+    between = alone.value + share * (time.verify_s.value - alone.value)
+    verify = Estimate(between, (1.0 - share) * alone.std + share * time.verify_s.std, time.verify_s.source)
+    rest = max(plain.value - alone.value, 0.0)
+    added = some * time.overhead_s.value + (1.0 - some) * rest
+    overhead = Estimate(added, time.overhead_s.std, time.overhead_s.source)
+    parts = (time.draft_s, verify, overhead)
+    source = weakest_source(verify.source, time.draft_s.source)
+    total = Estimate(math.fsum(part.value for part in parts), math.hypot(*(part.std for part in parts)), source)
+    return RoundTime(time.draft_s, verify, overhead, total, time.host_s, time.bound)
+
+
+def _running(rounds: EngineRounds, kind: RoundKind) -> EngineRounds:
+    """How the engine of `rounds` runs another kind of drafter; the measured fit of the same kind is kept."""
+    if rounds.drafter == kind:
+        return rounds
+    return _known(rounds.engine, rounds.version, tuple(sorted(rounds.options.items())), kind)
+
+
+@lru_cache(maxsize=256)
+def _known(engine: str, version: str, options: tuple[tuple[str, str], ...], kind: RoundKind) -> EngineRounds:
+    found = engine_rounds(engine, version, dict(options), kind)
+    assert found is not None  # `rounds` came from the same table
+    return found

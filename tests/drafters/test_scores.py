@@ -1,0 +1,132 @@
+"""Scores of every family: finite everywhere, bounded by tau, and an independent draft's as they always were."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from archsearch import speedup as speculation
+from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
+from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.architecture import catalogue
+from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.lookup import NGram
+from archsearch.drafters.models import Independent
+from archsearch.drafters.registry import FAMILIES
+from archsearch.estimate import Estimate
+from archsearch.pipeline.latency import choose_latency
+from archsearch.search.objective import Score, Scorer
+from archsearch.workload import WorkloadRequest
+
+GPUS = ("h100", "a100", "h200", "b200")
+
+
+def scorer_of(target: str, gpu: str, *, batch: int = 1, alpha: float | None = None, engine: str = "vllm") -> Scorer:
+    shape = catalogue.load(target).architecture
+    source, workload = choose_latency(WorkloadRequest(gpu=gpu, batch_size=batch, engine=engine), shape)
+    return Scorer(shape, workload, source.latency, PriorAcceptance() if alpha is None else GivenAcceptance(alpha))
+
+
+def shapes_of(target: Architecture) -> list[Architecture]:
+    """A dozen drafts: 1 to 8 layers, three widths, with and without a trimmed head."""
+    return [
+        target.replace(
+            num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width, num_attention_heads=width // 64,
+            num_key_value_heads=4, head_dim=64, draft_vocab_size=rows, tie_word_embeddings=False,
+        )
+        for layers, width in ((1, 512), (2, 1024), (2, 4096), (3, 2048), (4, 1024), (8, 2048))
+        for rows in (None, 8192)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "gpu", "engine"),
+    [
+        ("llama-3.1-8b", "h100", "vllm"),
+        ("qwen3-32b", "h200", "sglang"),
+        ("llama-2-13b", "a100", "transformers"),
+        ("llama-3.3-70b", "b200", "vllm"),
+    ],
+)
+def test_an_independent_draft_scores_as_before_there_were_families(target: str, gpu: str, engine: str) -> None:
+    """The formula written out: the round of the bare shape at each gamma, alpha of the estimator, tau by its drift. To the
+    bit."""
+    scorer = scorer_of(target, gpu, engine=engine)
+    for shape in shapes_of(scorer.target):
+        found = scorer.acceptance.predict(shape, scorer.context)
+        positions = speculation.drifting_positions(found.alpha.value, found.drift.value, 16)
+        reach = speculation.accepted_by_position(positions)
+        rounds = {gamma: scorer.latency.round(scorer.target, shape, scorer.workload, gamma) for gamma in range(1, 17)}
+        gains = {
+            gamma: (1.0 + math.fsum(reach[:gamma])) * scorer.decode_s.value / time.round_s.value for gamma, time in rounds.items()
+        }
+        best = max(gains, key=lambda gamma: gains[gamma])
+        score = scorer(shape)
+        assert score == scorer(Independent(shape)) and score.drafter is None and score.family == "independent"
+        assert score.gamma == best and score.round_s == rounds[best].round_s and score.draft_s == rounds[best].draft_s
+        tau = speculation.tau_estimate(found.alpha, best, found.drift)
+        assert (score.tau.value, score.tau.std) == (tau.value, tau.std)
+        gain = speculation.speedup_estimate(tau, scorer.decode_s, rounds[best].round_s, rounds[best].verify_s)
+        assert (score.speedup.value, score.speedup.std) == (gain.value, gain.std)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("target", ["llama-3.1-8b", "qwen3-4b", "llama-2-70b", "opt-6.7b"])
+def test_every_family_scores_on_every_shipped_gpu(target: str, gpu: str) -> None:
+    scorer = scorer_of(target, gpu)
+    for each in FAMILIES.values():
+        score = scorer(each.usual(scorer.target))
+        for value in (score.speedup.value, score.speedup.std, score.tau.value, score.tpot_s.value, score.draft_s.value):
+            assert math.isfinite(value) and value > 0
+        assert score.family == each.family and 1 <= score.gamma <= 16
+        assert score.speedup.value <= score.tau.value * 1.0001, "drafting is never free"
+        assert Score.from_dict(score.to_dict()) == score
+        assert score.speedup.low is not None and score.speedup.low <= score.speedup.value <= score.speedup.high  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "early_exit"])
+def test_more_accepted_tokens_are_never_slower(name: str) -> None:
+    gains = []
+    for alpha in (0.3, 0.6, 0.9):
+        scorer = scorer_of("llama-3.1-8b", "h100", alpha=alpha)
+        gains.append(scorer(FAMILIES[name].usual(scorer.target)).speedup.value)
+    assert gains == sorted(gains) and gains[0] < gains[-1]
+
+
+def test_a_lookup_that_never_finds_anything_is_a_plain_step() -> None:
+    """Rounds without a proposal cost the target's step and the search; with one in every round, a whole round."""
+    scorer = scorer_of("llama-3.1-8b", "h100", batch=4)
+    acceptance = Acceptance(Estimate(0.6, 0.1, "measured"))
+    gains = {}
+    for share in (0.0, 0.5, 1.0):
+        known = {"ngram": FamilyAcceptance(acceptance, Estimate(share, 0.01, "measured"))}
+        gains[share] = scorer.with_families(known)(NGram.usual(scorer.target))
+    never = gains[0.0]
+    assert never.tau.value == 1.0 and 0.98 < never.speedup.value < 1.0
+    assert never.round_s is not None and never.round_s.value == pytest.approx(scorer.decode_s.value, rel=0.02)
+    assert gains[0.0].speedup.value < gains[0.5].speedup.value < gains[1.0].speedup.value
+    assert gains[1.0].alpha.value == 0.6
+
+
+def test_what_is_believed_of_lookups_gives_back_the_published_tau() -> None:
+    """Prompt lookup with ten tokens on Spec-Bench's code: tau 1.77 over all rounds."""
+    scorer = scorer_of("llama-3.1-8b", "h100")
+    context = replace(scorer.context, domain="code")
+    known = acceptance_of(NGram.usual(scorer.target), PriorAcceptance(), context)
+    assert known.tau(known.acceptance.tau(10)).value == pytest.approx(1.77, abs=0.005)
+    assert 0 < known.share.value < 1 and known.share.std > 0.1  # type: ignore[union-attr]
+
+
+def test_families_of_one_search_are_told_apart_by_what_both_are_unsure_of() -> None:
+    """Two kinds of drafter for one target share its domain and study: the gap is surer than each alone."""
+    scorer = scorer_of("llama-3.1-8b", "h100")
+    eagle3, independent = (scorer(FAMILIES[name].usual(scorer.target)) for name in ("eagle3", "independent"))
+    groups = scorer.indistinguishable([eagle3, independent])
+    assert sum(len(group) for group in groups) == 2
+    alone = math.hypot(*(speculation.logit_std(score.alpha) for score in (eagle3, independent)))
+    from archsearch.acceptance.families import gap_std
+
+    assert 0.1 < gap_std(eagle3.proposer, independent.proposer, scorer.acceptance, scorer.context) < alone
