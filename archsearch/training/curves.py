@@ -1,12 +1,16 @@
 """Learning curves of acceptance, and where they lead: alpha at a full budget from the first part of it.
 
-    logit(alpha(t)) = level + slope x + bend x^2 / 2 + gain [annealed]        x = ln(t / reference tokens)
+    logit(alpha(t)) = level + slope x + bend x^2 / 2 + gain [annealed]        x = ln(e(t) / reference tokens)
 
 Acceptance grows about linearly in the logarithm of the training tokens (Scylla, arXiv 2505.07858) and flattens; over the decade
 that a search looks at, the second-order term is enough for that. The four coefficients of a shape are drawn from a normal
 distribution that all shapes of one study share (`CurvePrior`), learnt from the curves that are complete (`fit_prior`: EM for a
 linear mixed model with unstructured covariance, Laird and Ware 1982). The covariance matters: shapes that start late rise
 steeply and end near the others. All is linear and Gaussian, so a prediction and its band are one update.
+
+Tokens that were seen before teach less and less (data-constrained scaling, Muennighoff et al., arXiv 2305.16264, equation 5): t
+tokens of a text of u are worth e(t) = u (1 + R (1 - exp(-(t / u - 1) / R))) new ones, never more than (1 + R) u. What comes after
+that is learning by heart; a training ends there (`DistillConfig.patience`), so the curve is that of its best look.
 
 To *rank* shapes trained to the same point, compare alpha there: carrying each curve on adds the noise of its slope (over nine
 shapes rho with the final alpha fell from 0.90 to 0.45). `extrapolate` is for the value: is this draft worth its cost when done?
@@ -28,17 +32,27 @@ from archsearch.speedup import alpha_estimate, clamped, logit
 if TYPE_CHECKING:
     from archsearch.training.distill import CurvePoint
 
+REPEATS: Final = 5.0  # R: what repeating a text for ever is worth, in texts
 LEAST_SLOPE: Final = 0.05  # logit(alpha) per e-fold of tokens: a curve goes on rising by this much at least
 _PSEUDO_CURVES: Final = 2.0  # how many curves the start's widths weigh against those observed
 
 
 @dataclass(frozen=True, slots=True)
 class AlphaPoint:
-    """alpha after `tokens` of training, of the running mean of the weights or `annealed`; the same held-out texts throughout."""
+    """alpha after `tokens` of training, of the running mean of the weights or `annealed`; the same held-out texts throughout.
+    `epoch_tokens`: of one pass over the text (prompts included, as in `tokens`); 0 where no token came twice."""
 
     tokens: int
     alpha: float
     annealed: bool = False
+    epoch_tokens: int = 0
+
+
+def effective_tokens(tokens: float, epoch_tokens: float, repeats: float = REPEATS) -> float:
+    """New tokens that `tokens` of training on a text of `epoch_tokens` are worth; `tokens` where the text never ends (0)."""
+    if epoch_tokens <= 0 or tokens <= epoch_tokens:
+        return float(tokens)
+    return epoch_tokens * (1.0 + repeats * -math.expm1(-(tokens / epoch_tokens - 1.0) / repeats))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +115,16 @@ def marks(tokens: int, *, first: float = 1 / 16, ratio: float = 1.6) -> tuple[in
     return tuple(points)
 
 
-def extrapolate(points: Sequence[AlphaPoint], tokens: int, prior: CurvePrior | None = None, *, annealed: bool = True) -> Estimate:
+def extrapolate(
+    points: Sequence[AlphaPoint],
+    tokens: int,
+    prior: CurvePrior | None = None,
+    *,
+    annealed: bool = True,
+    epoch_tokens: int = 0,
+) -> Estimate:
     """alpha after `tokens` (at the end of an anneal, unless said otherwise), with the std of a measurement on the same texts.
+    `epoch_tokens`: of the text by then; 0 for one that never ends.
 
     One point is enough for an answer: the prior's slope carries it on. The std does not hold the sample of texts; for other
     texts add the std over prompts. Raises ArchsearchError without points.
@@ -113,20 +135,20 @@ def extrapolate(points: Sequence[AlphaPoint], tokens: int, prior: CurvePrior | N
         raise ArchsearchError(f"a budget must be positive, got {tokens} tokens")
     prior = prior or MEASURED
     mean, covariance = _posterior(points, prior)
-    row = _row(AlphaPoint(tokens, 0.5, annealed), prior)
+    row = _row(AlphaPoint(tokens, 0.5, annealed, epoch_tokens), prior)
     std = math.sqrt(float(row @ covariance @ row) + prior.noise_std**2)
     return alpha_estimate(float(row @ mean), std, "modelled")
 
 
 def curve_slope(tokens: int, prior: CurvePrior | None = None) -> float:
-    """logit(alpha) per e-fold of training tokens, there; not below LEAST_SLOPE."""
+    """logit(alpha) per e-fold of new training tokens, there; not below LEAST_SLOPE."""
     prior = prior or CurvePrior()
     _, slope_there, bend, _ = prior.mean
     return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / prior.reference_tokens))
 
 
-def growth(prior: CurvePrior, start: int, end: int) -> Estimate:
-    """What training from `start` to `end` tokens and the anneal add to logit(alpha) of all shapes.
+def growth(prior: CurvePrior, start: float, end: float) -> Estimate:
+    """What training from `start` to `end` new tokens (`effective_tokens`) and the anneal add to logit(alpha) of all shapes.
 
     Integrated over ln(tokens). Half of it is taken as its std: it is carried on far beyond where it was seen.
     """
@@ -174,7 +196,7 @@ def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None =
 
 
 def _row(point: AlphaPoint, prior: CurvePrior) -> np.ndarray:
-    x = math.log(point.tokens / prior.reference_tokens)
+    x = math.log(effective_tokens(point.tokens, point.epoch_tokens) / prior.reference_tokens)
     return np.array([1.0, x, 0.5 * x * x, float(point.annealed)])
 
 
