@@ -22,7 +22,8 @@ MAX_GAMMA_REPLAYED: Final = MAX_GAMMA
 @dataclass(frozen=True)
 class ShortTraining:
     """A draft's first tokens of training: `points` (tokens, alpha) of its curve, `hits` and `heldout_tokens` per kept-out text at
-    the last of them. `seconds`: of training in all; `wall_s`: of the last call, looks included."""
+    the last of them. `seconds`: of training in all; `wall_s`: of the last call, looks included; `epoch_tokens`: of one pass over
+    the text it was trained on, 0 where that is not known."""
 
     architecture: Architecture
     tokens: int
@@ -32,6 +33,7 @@ class ShortTraining:
     hits: tuple[int, ...]
     heldout_tokens: tuple[int, ...]
     wall_s: float = 0.0
+    epoch_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "architecture": self.architecture.to_dict()}
@@ -68,7 +70,7 @@ class TrainedDraft:
     """A draft with weights and what it was measured at: greedy alpha on held-out text and tau by replay, for each gamma.
 
     `tokens`: of its training; `points` (tokens, alpha): its curve before the anneal, on texts that no draft is trained on; both
-    empty where that is not known.
+    empty where that is not known. `stopped`: why its training ended before its limits.
     """
 
     architecture: Architecture
@@ -79,6 +81,7 @@ class TrainedDraft:
     accepted_by_position: tuple[float, ...]
     tokens: int = 0
     points: tuple[tuple[int, float], ...] = ()
+    stopped: str = ""
 
 
 def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraft:

@@ -28,6 +28,7 @@ from archsearch.text.prompt_set import PromptSet
 if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
+    from archsearch.training.data_plan import Supply
     from archsearch.training.settings import CurvePoint, DistillResult
 
 
@@ -81,6 +82,23 @@ class DraftTrainer:
             if len(curve.heldout_tokens) == len(kept_out):  # a run of version 0.1.0 goes on as it began
                 return kept_out
         return [*kept_out, *self.texts.choosing().sequences]
+
+    # -- the text ---------------------------------------------------------------------------------------------------------------
+
+    def text_tokens(self) -> int:
+        """Tokens of one pass over all that drafts are trained on, prompts included."""
+        from archsearch.training.batches import split_heldout
+
+        first, *others = self.texts.all_training()
+        kept = split_heldout(first.sequences, HELDOUT_SEQUENCES)[0]
+        return sum(len(s) - 1 for s in kept) + sum(len(s) - 1 for cache in others for s in cache.sequences)
+
+    def supplies(self) -> list[Supply]:
+        """Text that can still be written, in the order in which `grow` writes it."""
+        return []
+
+    def grow(self, budget_s: float) -> None:
+        """Write more text for about `budget_s`; drafts trained from now on see it."""
 
     # -- one draft --------------------------------------------------------------------------------------------------------------
 
@@ -164,6 +182,7 @@ class DraftTrainer:
             looks[-1].hits if looks else (),
             result.heldout_tokens,
             time.monotonic() - start,
+            result.epoch_tokens,
         )
         write_json(path, short.to_dict())
         return short
@@ -268,7 +287,7 @@ class DraftTrainer:
             },
         )
         points = tuple((point.tokens, point.value) for point in result.alpha_curve if point.weights == "average")
-        return replace(trained_draft(arch, folder, trace), tokens=result.tokens, points=points)
+        return replace(trained_draft(arch, folder, trace), tokens=result.tokens, points=points, stopped=result.stopped)
 
 
 def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:

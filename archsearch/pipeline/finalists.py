@@ -69,7 +69,7 @@ def train_alike(
     for place, shape in enumerate(shapes, start=1):
         limit_s = trainer.spent(shape)[1] + max(left_s() / (len(shapes) - place + 1), LEAST_TRAINING_S)
         drafts.append(trainer.train(shape, limit_s, seed, f"finalist {place}/{len(shapes)}", tokens=tokens))
-        if drafts[-1].tokens and drafts[-1].tokens < (1.0 - SAME_TOKENS) * tokens:
+        if drafts[-1].tokens and drafts[-1].tokens < (1.0 - SAME_TOKENS) * tokens and not drafts[-1].stopped:
             say(
                 f"{shape.label()} had {drafts[-1].tokens} of {tokens} tokens when its time was over: the machine has become "
                 "slower; finalists are compared where all of them have been"
@@ -84,7 +84,7 @@ def foreseen_tokens(level: int, longer_s: float, speeds: Sequence[float]) -> tup
 
 def not_judged(draft: TrainedDraft, foreseen: int) -> str:
     """Why the best draft's figures decide nothing about its shape; "" where they do. `foreseen`: at the speed measured first."""
-    if not draft.tokens or draft.tokens >= LEAST_SEEN * foreseen:
+    if not draft.tokens or draft.tokens >= LEAST_SEEN * foreseen or draft.stopped:
         return ""
     return (
         f"could not judge {draft.architecture.label()}: it was trained on {draft.tokens} tokens of the {foreseen} that its plan "
@@ -95,10 +95,12 @@ def not_judged(draft: TrainedDraft, foreseen: int) -> str:
 def best_of(drafts: Sequence[TrainedDraft], scorer: Scorer) -> int:
     """The index of the draft with the largest speed-up, compared on equal tokens.
 
-    Drafts that ended at unlike tokens are compared by their curves before the anneal, at the last tokens that all of these reach.
+    Drafts that ended at unlike tokens are compared by their curves before the anneal, at the last tokens that all of these reach;
+    one that has learnt what its text can teach is complete, whatever its tokens.
     """
-    fewest, most = min(draft.tokens for draft in drafts), max(draft.tokens for draft in drafts)
-    if most - fewest <= SAME_TOKENS * most or not all(draft.points for draft in drafts):
+    most = max(draft.tokens for draft in drafts)
+    level = all(draft.stopped or most - draft.tokens <= SAME_TOKENS * most for draft in drafts)
+    if level or not all(draft.points for draft in drafts):
         values = [scorer.measured(draft.architecture, draft.alpha, draft.tau).speedup.value for draft in drafts]
     else:
         common = min(draft.points[-1][0] for draft in drafts)

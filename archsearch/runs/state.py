@@ -119,13 +119,23 @@ class Longer:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class TextEntry:
+    """Text that was written between short and full trainings, until `ends_at_s` of the climb's clock: tokens of one pass over all
+    text `before` and `after`, None while it is written."""
+
+    ends_at_s: float
+    before: int
+    after: int | None = None
+
+
 @dataclass
 class FinalistsEntry:
     """Who is trained in full, until `ends_at_s` of the climb's clock.
 
     `predicted`: their scores before; `tokens`: that all of them reach, None for a single one or before the speed is known;
     `longer`: None before all have been trained alike; `foreseen`: tokens that each would end at as the best one, at the speed
-    measured by then.
+    measured by then. `writing`: text being written for them, `texts`: what was.
     """
 
     shapes: tuple[Architecture, ...]
@@ -134,6 +144,8 @@ class FinalistsEntry:
     tokens: int | None = None
     longer: Longer | None = None
     foreseen: tuple[int, ...] | None = None
+    writing: TextEntry | None = None
+    texts: tuple[TextEntry, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {
@@ -142,7 +154,12 @@ class FinalistsEntry:
             "predicted": [score.to_dict() for score in self.predicted],
             "longer": None if self.longer is None else asdict(self.longer),
         }
-        optional = {"tokens": self.tokens, "foreseen": None if self.foreseen is None else list(self.foreseen)}
+        optional = {
+            "tokens": self.tokens,
+            "foreseen": None if self.foreseen is None else list(self.foreseen),
+            "writing": None if self.writing is None else asdict(self.writing),
+            "texts": [asdict(text) for text in self.texts] or None,
+        }
         return entry | {name: value for name, value in optional.items() if value is not None}
 
     @classmethod
@@ -156,6 +173,8 @@ class FinalistsEntry:
             data.get("tokens"),
             None if longer is None else Longer(**longer),
             tuple(data["foreseen"]) if "foreseen" in data else None,
+            TextEntry(**data["writing"]) if data.get("writing") else None,
+            tuple(TextEntry(**text) for text in data.get("texts", ())),
         )
 
 
@@ -188,8 +207,9 @@ class PriorRung:
 class ClimbState:
     """All of rungs.json. `elapsed_s`: wall seconds of the climb in all processes; `steps`: seconds by step.
 
-    `rung_s`, `rung_end_s`: time of the short trainings, and when on the climb's clock it ends; `full_tokens`: of a full training;
-    `schedule`: rounds as planned at the measured speed; `confirmed`: ranks. None, or empty: not decided yet.
+    `rung_s`, `rung_end_s`: time of the short trainings, and when on the climb's clock it ends; `full_tokens`: of a full training,
+    `full_epoch`: of one pass over its text; `schedule`: rounds as planned at the measured speed; `confirmed`: ranks. None, or
+    empty: not decided yet.
     """
 
     budget_s: float
@@ -204,6 +224,7 @@ class ClimbState:
     rung_s: float | None = None
     rung_end_s: float | None = None
     full_tokens: int | None = None
+    full_epoch: int | None = None
     schedule: list[Round] = field(default_factory=list)
     confirmed: list[int] = field(default_factory=list)
     supernet: SupernetEntry | None = None
@@ -251,6 +272,7 @@ class ClimbState:
             "rung_end_s": self.rung_end_s,
             "supernet": None if self.supernet is None else self.supernet.to_dict(),
             "full_tokens": self.full_tokens,
+            "full_epoch": self.full_epoch,
             "schedule": [asdict(step) for step in self.schedule] or None,
             "confirmed": list(self.confirmed) or None,
         }

@@ -26,6 +26,8 @@ from archsearch.search import rungs, study
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
 from archsearch.speedup import sigmoid, tau
+from archsearch.training.curves import effective_tokens
+from archsearch.training.data_plan import Supply, text_after
 from archsearch.workload import Workload
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
@@ -43,6 +45,7 @@ SPACE = SearchSpace.from_dict(
     "small",
 )
 SPEED = 2000.0
+LEARNT = 8  # passes over the text, after which the made-up trainings stop
 TEXTS = 40
 
 
@@ -89,11 +92,24 @@ class MadeUpTrainer:
     nets: list[list[Architecture]] = field(default_factory=list)
     ended: list[tuple[Architecture, int]] = field(default_factory=list)  # every full training with its tokens
     speed: float = SPEED
+    text: int = 10**9
+    sources: list[Supply] = field(default_factory=list)
     slows: list[float] = field(default_factory=list)  # the machine's speed after each finalist
 
     def draft_folder(self, arch: Architecture) -> Path:
         name = f"{arch.num_hidden_layers}-{arch.hidden_size}-{arch.intermediate_size}-{arch.num_key_value_heads}-{arch.head_rows}"
         return self.folder / "finalists" / name
+
+    def text_tokens(self) -> int:
+        return self.text
+
+    def supplies(self) -> list[Supply]:
+        return self.sources
+
+    def grow(self, budget_s: float) -> None:
+        self.clock.now += budget_s
+        self.text += int(text_after(budget_s, self.sources))
+        self.sources = []
 
     def train_short(self, arch, tokens, seed=0, label="", *, limit_s=None):
         path = self.draft_folder(arch) / "curve.json"
@@ -130,6 +146,9 @@ class MadeUpTrainer:
         more_s = max(0.0, budget_s - seconds)  # a longer training stays what it is
         if tokens is not None:
             more_s = min(more_s, max(0, tokens - before) / self.speed)
+        stops = before + more_s * self.speed > LEARNT * self.text
+        if stops:
+            more_s = max(0.0, LEARNT * self.text - before) / self.speed
         self.clock.now += more_s
         tokens, seconds = before + round(more_s * self.speed), seconds + more_s
         self.full.append((arch, seconds))
@@ -139,11 +158,11 @@ class MadeUpTrainer:
         path = self.draft_folder(arch) / "training.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"seconds": seconds, "tokens": tokens}))
-        alpha = sigmoid(true_logit(arch, tokens))
+        alpha = sigmoid(true_logit(arch, effective_tokens(tokens, self.text)))
         taus = {gamma: Estimate(tau(alpha, gamma), 0.02, "measured") for gamma in range(1, 9)}
         known = Estimate(alpha, 0.01, "measured")
         points = tuple((n, sigmoid(true_logit(arch, n))) for n in (tokens // 8, tokens // 4, tokens // 2, tokens * 3 // 4))
-        return TrainedDraft(arch, path.parent, known, {"": known}, taus, (alpha,), tokens, points)
+        return TrainedDraft(arch, path.parent, known, {"": known}, taus, (alpha,), tokens, points, "learnt" if stops else "")
 
 
 @pytest.fixture
@@ -295,3 +314,50 @@ def test_a_climb_whose_full_training_fell_far_behind_its_plan_says_that_it_could
     found = [note for note in ascent.state.notes if note.startswith("could not judge")]
     assert len(found) == (speed < SPEED)
     assert json.loads((tmp_path / "rungs.json").read_text())["notes"] == ascent.state.notes
+
+
+def test_where_text_is_short_more_is_written_before_the_full_training(tmp_path: Path, clock: Clock) -> None:
+    poor = make(tmp_path / "poor", clock, text=40_000)
+    start = clock.now
+    drafts = poor.climb()
+    assert any("learnt what its text can teach" in note and "more prompts" in note for note in poor.state.notes)
+    assert clock.now - start < 0.8 * PLAN.budget_s, "the time that nothing needs is given back"
+    alone = max(draft.alpha.value for draft in drafts)
+
+    rich = make(tmp_path / "rich", clock, text=40_000, sources=[Supply("answers", 400_000, 600.0)])
+    start = clock.now
+    drafts = rich.climb()
+    (text, *_) = rich.state.finalists.texts
+    assert text.before == 40_000 and text.after > 100_000 and rich.state.finalists.writing is None
+    assert max(draft.alpha.value for draft in drafts) > alone + 0.05
+    assert clock.now - start + PLAN.confirm_s <= PLAN.budget_s
+    data = json.loads((tmp_path / "rich" / "rungs.json").read_text())
+    assert data["steps"]["more text"] > 100
+    assert data["full_epoch"] > 100_000, "what is foretold counts on that text"
+    # What was foretold for the winner, and what came.
+    rows = [row for row in data["rungs"] if row["rung"] == 2]
+    assert all(abs(row["predicted_alpha"]["value"] - row["alpha"]["value"]) < 2.5 * row["predicted_alpha"]["std"] for row in rows)
+
+
+def test_writing_that_was_killed_goes_on(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [Supply("answers", 400_000, 600.0)]
+    dying = make(tmp_path, clock, text=40_000, sources=list(sources))
+
+    def die(budget_s: float) -> None:
+        clock.now += budget_s / 4
+        dying.file.save()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dying.trainer, "grow", die)
+    with pytest.raises(KeyboardInterrupt):
+        dying.climb()
+    assert dying.state.finalists.writing is not None
+    again = make(tmp_path, clock, text=40_000, sources=list(sources))
+    left = again.state.finalists.writing.ends_at_s - again.file.elapsed_s()
+    before = clock.now
+    grown = []
+    whole = again.trainer.grow
+    monkeypatch.setattr(again.trainer, "grow", lambda seconds: (grown.append(seconds), whole(seconds)))
+    again.climb()
+    assert grown[0] == pytest.approx(left, abs=1.0) and clock.now > before
+    assert [text.after is not None for text in again.state.finalists.texts] == [True] * len(again.state.finalists.texts)

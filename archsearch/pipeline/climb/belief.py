@@ -18,33 +18,37 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, paired_logit_std
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer, difference_std
-from archsearch.training.curves import AlphaPoint, CurvePrior, fit_prior, growth
+from archsearch.training.curves import AlphaPoint, CurvePrior, curve_slope, effective_tokens, fit_prior, growth
 
 
 @dataclass
 class Belief:
     """Acceptance as it is known by now: fitted to `known` (earlier runs), `shorts` (short trainings of this climb) and `slices`
-    (alpha of the slices of a supernet, where one was trained). `full_tokens`: what curves are carried on to."""
+    (alpha of the slices of a supernet, where one was trained). `full_tokens`: what curves are carried on to, on a text of
+    `full_epoch` tokens; 0: on the one that the short trainings saw."""
 
     scorer: Scorer
     known: list[AcceptanceObservation]
     shorts: dict[Architecture, ShortTraining] = field(default_factory=dict)
     slices: dict[Architecture, float] | None = None
     full_tokens: int | None = None
+    full_epoch: int = 0
     acceptance: AcceptanceEstimator = field(default_factory=PriorAcceptance)
     _learnt: tuple[Any, ...] | None = None
 
     def learn(self, finalists: Sequence[AcceptanceObservation] = ()) -> None:
         """Fit what is known of acceptance to all that was trained, and score with it from now on."""
         trained = ((shape, short.tokens) for shape, short in self.shorts.items())
-        state = (self.slices is not None, *trained, self.full_tokens, len(finalists))
+        state = (self.slices is not None, *trained, self.full_tokens, self.full_epoch, len(finalists))
         if state == self._learnt:
             return
         self._learnt = state
         context = self.scorer.context
         fitted: AcceptanceEstimator
         if self.shorts:
-            curves = [[AlphaPoint(*point) for point in short.points] for short in self.shorts.values()]
+            curves = [
+                [AlphaPoint(*point, epoch_tokens=short.epoch_tokens) for point in short.points] for short in self.shorts.values()
+            ]
             at = max(short.tokens for short in self.shorts.values())
             end = max(self.full_tokens or at, at)
             context = replace(context, trained_tokens=float(end))
@@ -54,7 +58,9 @@ class Belief:
             others = [item for item in self.known if item.architecture not in stands]
             fitted = ExtrapolatedAcceptance(
                 stands,
-                growth(shared, at, end),
+                growth(
+                    shared, effective_tokens(at, self.epoch_tokens), effective_tokens(end, self.full_epoch or self.epoch_tokens)
+                ),
                 replace(context, temperature=0.0),
                 prior=self.supernet(),
                 sampling_std=sampling_std(self.shorts),
@@ -63,6 +69,17 @@ class Belief:
             fitted = (self.supernet() or PriorAcceptance()).fit([*self.known, *finalists])
         self.acceptance = fitted
         self.scorer = self.scorer.with_acceptance(fitted, context)
+
+    @property
+    def epoch_tokens(self) -> int:
+        """Tokens of one pass over the text of the short trainings; 0 where that is not known."""
+        return max((short.epoch_tokens for short in self.shorts.values()), default=0)
+
+    def end_slope(self) -> float:
+        """logit(alpha) per e-fold of training tokens where the full training ends; near 0 where its text is learnt by then."""
+        end, epoch = self.full_tokens or rungs.FIRST_TOKENS, self.full_epoch or self.epoch_tokens
+        here, further = effective_tokens(end, epoch), effective_tokens(1.1 * end, epoch)
+        return curve_slope(round(here)) * math.log(further / here) / math.log(1.1)
 
     def supernet(self) -> SupernetAcceptance | None:
         """What a supernet says, where one was trained: alpha of its slices, and the prior for the rest."""
@@ -111,7 +128,8 @@ def levels(shorts: Mapping[Architecture, ShortTraining], shared: CurvePrior) -> 
         group = [short for short in shorts.values() if short.tokens >= mark]
         measured = {short.architecture: _logit_at(short, mark) for short in group}
         if done:  # all move on by what training between the two marks adds
-            rise = growth(shared, done, mark).value - shared.mean[3]
+            epoch = max(short.epoch_tokens for short in group)
+            rise = growth(shared, effective_tokens(done, epoch), effective_tokens(mark, epoch)).value - shared.mean[3]
             result = {shape: (value + rise, std) for shape, (value, std) in result.items()}
         before = [result[shape][0] for shape in measured if shape in result]
         centre = float(np.mean(list(measured.values())))

@@ -7,7 +7,6 @@ checkpoint: a climb that was killed goes on where it stopped, and no shape is tr
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +19,7 @@ from archsearch.files import read_json, write_json
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.budget import TrainingCosts, part_of_round
 from archsearch.pipeline.climb.finalists import train_in_full
+from archsearch.pipeline.climb.minutes import split_minutes
 from archsearch.pipeline.climb.supernet import judge_supernet, train_supernet
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
@@ -28,6 +28,7 @@ from archsearch.search import rungs, study
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import Plan, Round
 from archsearch.search.space import InvalidShape
+from archsearch.training.data_plan import Split
 
 POOL: Final = 48  # candidates that a choice is made among
 SUPERNET_SHARE: Final = 0.5  # of the rungs' time, where a supernet is asked for
@@ -98,7 +99,8 @@ class Climb:
             self._train_short(first[0].architecture, rungs.FIRST_TOKENS, label, limit_s=rung_s / 6)
         if not self.belief.shorts:
             return
-        self.aim(rest)
+        if self.belief.full_tokens is None:
+            self.aim(rest - rungs.rung_share(rest))
         schedule = self._schedule(first)
         if not schedule:
             self.file.note("rung 1: the time is too short to compare shapes by training; the prior's best is trained")
@@ -192,13 +194,15 @@ class Climb:
         """Seconds left for training."""
         return rungs.training_s(self.plan.budget_s, self.file.elapsed_s(), self.plan.confirm_s)
 
-    def aim(self, rest_s: float) -> None:
-        """The tokens of a full training: what curves are carried on to."""
-        if self.belief.full_tokens is None:
-            speed = statistics.median(short.tokens_per_s for short in self.belief.shorts.values())
-            tokens = self.state.full_tokens or max(rungs.FIRST_TOKENS, (rest_s - rungs.rung_share(rest_s)) * speed)
-            self.belief.full_tokens = self.state.full_tokens = int(tokens)
-            self.file.save()
+    def aim(self, seconds: float) -> Split:
+        """What a full training in `seconds` is foreseen to see, with the text that is worth writing before it: what curves are
+        carried on to."""
+        middle = sorted(self.belief.shorts.values(), key=lambda short: short.tokens_per_s)[len(self.belief.shorts) // 2]
+        split = split_minutes(self, middle.architecture, seconds)
+        self.belief.full_tokens = self.state.full_tokens = max(rungs.FIRST_TOKENS, int(split.tokens))
+        self.belief.full_epoch = self.state.full_epoch = int(split.epoch_tokens)
+        self.file.save()
+        return split
 
     def _rung_time(self, rest_s: float) -> float:
         """Seconds that the short trainings have; when they end is written down the first time."""
@@ -322,7 +326,7 @@ class Climb:
                 if path.exists():
                     self.belief.shorts[shape] = ShortTraining.from_dict(read_json(path, "learning curve"))
                 self.pool.setdefault(shape)
-        self.belief.full_tokens = self.state.full_tokens
+        self.belief.full_tokens, self.belief.full_epoch = self.state.full_tokens, self.state.full_epoch or 0
 
 
 def _order(score: Score) -> tuple[float, int]:

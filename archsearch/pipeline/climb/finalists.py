@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,11 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft
 from archsearch.files import read_json
 from archsearch.pipeline.climb.belief import slope
+from archsearch.pipeline.climb.minutes import LEAST_WRITING_S, split_minutes, write_more
 from archsearch.pipeline.finalists import ALL_SHARE, best_of, equal_tokens, foreseen_tokens, not_judged, train_alike
 from archsearch.progress import human_time, say
 from archsearch.runs.state import FinalistsEntry, Longer
 from archsearch.search import rungs
-from archsearch.training.curves import curve_slope
 
 if TYPE_CHECKING:
     from archsearch.pipeline.climb.climb import Climb
@@ -34,18 +34,18 @@ def train_in_full(climb: Climb) -> list[TrainedDraft]:
 def _choose(climb: Climb) -> FinalistsEntry:
     """As many as promise the best end: each one more shares the time."""
     belief, request = climb.belief, climb.session.request
-    if belief.shorts and belief.full_tokens is None:
-        climb.aim(climb.left_s())
+    budget = climb.left_s()
+    if belief.shorts:
+        climb.aim(budget)  # by the speeds that are known now
     belief.learn()
     scores = climb.contenders() or climb.standings()
     if climb.state.rounds:  # what was measured goes before what is only believed
         scores = [score for score in scores if score.architecture in belief.shorts] or scores
     wanted = max(1, request.confirm)
     most = max(wanted, min(3, request.finalists))
-    loss = slope(scores[0]) * curve_slope(belief.full_tokens or rungs.FIRST_TOKENS)
+    loss = slope(scores[0]) * belief.end_slope()
     count = max(wanted, rungs.finalist_count(belief.draws(scores[: 2 * most]), loss, most))
     chosen = scores[:count]
-    budget = climb.left_s()
     entry = FinalistsEntry(
         tuple(score.architecture for score in chosen), ends_at_s=climb.file.elapsed_s() + budget, predicted=tuple(chosen)
     )
@@ -55,12 +55,17 @@ def _choose(climb: Climb) -> FinalistsEntry:
 
 
 def _train(climb: Climb, entry: FinalistsEntry) -> list[TrainedDraft]:
-    """All to equal tokens, then the best as long as there is time. Every choice is written before it is acted on."""
+    """All to equal tokens, then the best as long as there is time. Every choice is written before it is acted on.
+
+    More text comes first where it promises more than epochs, and again where a draft has learnt what its text can teach.
+    """
     file, trainer, seed = climb.file, climb.trainer, climb.session.request.seed
 
     def left_s() -> float:
         return max(0.0, entry.ends_at_s - file.elapsed_s())
 
+    if entry.tokens is None and entry.longer is None and not entry.texts:
+        write_more(climb, entry, split_minutes(climb, entry.shapes[0], left_s()))
     alone = len(entry.shapes) == 1
     if entry.longer is None and entry.foreseen is None:
         done = [trainer.spent(shape)[0] for shape in entry.shapes]
@@ -80,11 +85,33 @@ def _train(climb: Climb, entry: FinalistsEntry) -> list[TrainedDraft]:
         file.step("finalists", 0.0)
     best = entry.longer.index
     drafts[best : best + 1] = [trainer.train(entry.shapes[best], entry.longer.seconds, seed, "the best finalist")]
+    file.step("finalists", file.clock() - start)
+    drafts[best] = _go_on(climb, entry, drafts[best], left_s)
     why = not_judged(drafts[best], entry.foreseen[best]) if entry.foreseen else ""
     if why:
         file.note(why)
-    file.step("finalists", file.clock() - start)
+    file.save()
     return drafts
+
+
+def _go_on(climb: Climb, entry: FinalistsEntry, draft: TrainedDraft, left_s: Callable[[], float]) -> TrainedDraft:
+    """While a draft has learnt what its text can teach and there is time: more text, and on with it. What is left after that is
+    given back."""
+    shape, file = draft.architecture, climb.file
+    while draft.stopped and left_s() > LEAST_WRITING_S:
+        split = split_minutes(climb, shape, left_s())
+        if not write_more(climb, entry, split):
+            file.note(
+                f"{shape.label()} had learnt what its text can teach after {draft.tokens} tokens, "
+                f"{draft.tokens / max(climb.trainer.text_tokens(), 1):.0f} times the text; {human_time(left_s())} were not "
+                "needed; more prompts (--prompts) would bring more"
+            )
+            break
+        start = file.clock()
+        seconds = climb.trainer.spent(shape)[1] + left_s()
+        draft = climb.trainer.train(shape, seconds, climb.session.request.seed, "the best finalist, on more text")
+        file.step("finalists", file.clock() - start)
+    return draft
 
 
 def _record(climb: Climb, entry: FinalistsEntry, drafts: Sequence[TrainedDraft]) -> None:
