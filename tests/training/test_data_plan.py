@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from archsearch.errors import ArchsearchError
 from archsearch.training.curves import MEASURED, REPEATS, AlphaPoint, effective_tokens, extrapolate
+from archsearch.training.data_curves import promise
 from archsearch.training.data_plan import Supply, best_split, split_at, text_after
 
 
@@ -46,3 +48,14 @@ def test_where_there_is_text_enough_nothing_is_written():
     assert best_split(100, [Supply("answers", 1e6, 400)], 1000, epoch_tokens=1e6).text_s == 0
     nothing = best_split(100, [], 1000)
     assert nothing.effective == 0 and nothing.text_s == 0
+
+
+def test_more_prompts_promise_more_acceptance_and_as_many_promise_what_was_seen():
+    points = [AlphaPoint(t, a, False, 40_000) for t, a in ((48_000, 0.265), (88_000, 0.29), (160_000, 0.309), (293_000, 0.337))]
+    same = promise(points, 40_000, prompts=200, distinct_tokens=23_000, more_prompts=200)
+    more = promise(points, 40_000, prompts=200, distinct_tokens=23_000, more_prompts=2000)
+    assert same.distinct_tokens == 23_000 and more.distinct_tokens == 230_000
+    assert 0.30 < same.alpha.value < 0.36 and more.alpha.value > same.alpha.value + 0.03
+    assert more.alpha.std > same.alpha.std > 0
+    with pytest.raises(ArchsearchError, match="needs text"):
+        promise(points, 0, prompts=0, distinct_tokens=0, more_prompts=10)
