@@ -1,4 +1,4 @@
-"""What text of a given size promises: alpha where a draft has learnt all that its text can teach, from the curve of one training."""
+"""What text of a given size promises: alpha where a draft has learnt all that it can teach, from the curve of one training."""
 
 from __future__ import annotations
 
