@@ -30,7 +30,7 @@ from archsearch.workload import WorkloadRequest
     "--heldout",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Prompts to measure on (default: every 20th).",
+    help="Prompts to measure on (default: every 20th, of few prompts up to a quarter).",
 )
 @click.option("--text", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Plain text to train on as well.")
 @click.option(

@@ -243,7 +243,8 @@ class SearchSession:
 
     def trainer(self) -> DraftTrainer:
         """Where this run's drafts are trained."""
-        prompts = load_prompt_set(self.request.prompts, self.request.heldout)
+        least = int(self.run.info.get("heldout_least", 0))
+        prompts = load_prompt_set(self.request.prompts, self.request.heldout, least)
         return DraftTrainer(
             self.target,
             self.source.dtype,

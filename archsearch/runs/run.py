@@ -27,6 +27,7 @@ from archsearch.runs.confirmed import CONFIRMED_FIELDS, Confirmed
 from archsearch.runs.fields import WRONG_SHAPE
 from archsearch.runs.provenance import git_commit, package_versions
 from archsearch.search.objective import Score
+from archsearch.text.prompt_set import LEAST_HELDOUT
 
 SCHEMA_VERSION: Final = 1
 RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it
@@ -209,6 +210,7 @@ def create_run(
         "profile": _plain(profile or {}),
         "space": _plain(space),
         "seed": seed,
+        "heldout_least": LEAST_HELDOUT,  # the rule by which prompts were kept apart
     }
     _write_yaml(folder / "run.yaml", info)
     return Run(folder, info)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 HELDOUT_SHARE: Final = 0.05
+LEAST_HELDOUT: Final = 32  # of a file, as long as that is no more than MOST_HELDOUT_SHARE of it
+MOST_HELDOUT_SHARE: Final = 0.25
 LEAST_HALF: Final = 8  # held-out prompts that choose, and as many that confirm: with fewer an interval says nothing
 
 T = TypeVar("T")
@@ -71,8 +73,9 @@ class PromptSet:
             )
 
 
-def load_prompt_set(prompts: Path | None, heldout: Path | None) -> PromptSet:
-    """The user's prompts, or the demo's own where none are given. Without a held-out file every 20th prompt is held out."""
+def load_prompt_set(prompts: Path | None, heldout: Path | None, least: int = LEAST_HELDOUT) -> PromptSet:
+    """The user's prompts, or the demo's own where none are given. Without a held-out file every 20th prompt is held out, of a
+    small file more: `least` prompts (0: as version 0.1.0 did), a quarter of it at most."""
     from archsearch.text.prompts import read_prompts
 
     if prompts is None:
@@ -86,7 +89,9 @@ def load_prompt_set(prompts: Path | None, heldout: Path | None) -> PromptSet:
     if heldout is not None:
         return PromptSet(everything, read_prompts(heldout), f"{prompts}, held out: {heldout}")
     step = max(2, round(1 / HELDOUT_SHARE))
-    if len(everything) < 2 * step:
+    if least:
+        step = min(step, max(round(1 / MOST_HELDOUT_SHARE), len(everything) // least))
+    elif len(everything) < 2 * step:
         step = 4
     if len(everything) < 8:
         raise ArchsearchError(f"{prompts} has {len(everything)} prompts; give at least 8, or a second file with --heldout")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +53,13 @@ def test_a_prompt_on_both_sides_is_refused() -> None:
 def test_spread_prompts_reach_both_ends() -> None:
     assert spread_prompts(list(range(10)), 4) == [0, 3, 6, 9]
     assert spread_prompts([1, 2], 5) == [1, 2] and spread_prompts([1, 2], 1) == [1]
+
+
+@pytest.mark.parametrize(("count", "least", "held"), [
+    (24, 32, 6), (100, 32, 25), (300, 32, 34), (640, 32, 32), (1300, 32, 65), (300, 0, 15), (24, 0, 6),
+])  # fmt: skip
+def test_small_files_keep_more_apart_and_never_more_than_a_quarter(tmp_path: Path, count: int, least: int, held: int) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(count)))
+    found = load_prompt_set(path, None, least)
+    assert len(found.heldout) == held and len(found.train) == count - held
