@@ -13,6 +13,7 @@ from typing import Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, parameters
 from archsearch.architecture.ops import shard_kv_heads, shard_size
+from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.hardware.device import Device
 from archsearch.workload import Workload
 
@@ -58,15 +59,21 @@ def shard(arch: Architecture, ranks: int) -> Architecture:
     )
 
 
-def memory_bytes(target: Architecture, draft: Architecture | None, workload: Workload) -> MemoryUse:
+def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) -> MemoryUse:
     """Bytes of weights and KV cache on the fullest device; `draft` None prices the target alone."""
     part = shard(target, workload.tensor_parallel)
     size, context, batch = workload.dtype_bytes, workload.context_len, workload.batch_size
+    weights, cache = 0, 0
+    if isinstance(draft, Drafter):
+        weights = draft.bytes(size, batch, 0)
+        cache = draft.bytes(size, batch, context) - weights
+    elif draft is not None:
+        weights, cache = parameters(draft) * size, kv_cache_bytes(draft, context, size, batch)
     return MemoryUse(
         target_weight_bytes=parameters(part) * size,
-        draft_weight_bytes=parameters(draft) * size if draft else 0,
+        draft_weight_bytes=weights,
         target_kv_bytes=kv_cache_bytes(part, context, size, batch),
-        draft_kv_bytes=kv_cache_bytes(draft, context, size, batch) if draft else 0,
+        draft_kv_bytes=cache,
     )
 
 
@@ -76,14 +83,14 @@ def usable_bytes(device: Device, usable_fraction: float = USABLE_FRACTION) -> fl
 
 
 def fits(
-    target: Architecture, draft: Architecture | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
+    target: Architecture, draft: Draft | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
 ) -> bool:
     """Whether weights and caches fit into the usable part of the device's memory."""
     return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device, usable_fraction)
 
 
 def max_batch_size(
-    target: Architecture, draft: Architecture | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
+    target: Architecture, draft: Draft | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
 ) -> int:
     """The most sequences of `workload.context_len` tokens that fit; 0 when not even one does. The workload's batch is ignored.
 
@@ -95,10 +102,11 @@ def max_batch_size(
 
 
 def max_context_len(
-    target: Architecture, draft: Architecture | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
+    target: Architecture, draft: Draft | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
 ) -> int:
     """The longest context at `workload.batch_size` that fits, at most what both models have positions for; 0 when none fits."""
-    longest = min(arch.max_position_embeddings for arch in (target, draft) if arch)
+    drafting = draft.architecture if isinstance(draft, Drafter) else draft
+    longest = min(arch.max_position_embeddings for arch in (target, drafting) if arch)
     return _largest(longest, lambda length: fits(target, draft, replace(workload, context_len=length), device, usable_fraction))
 
 

@@ -83,7 +83,7 @@ class EngineFacts:
         since = self.families.get(family)
         if since is None:
             able = ", ".join(row.title for row in ENGINES.values() if family in row.families)
-            return f"{self.title} does not run {family} drafters" + (f" ({able} do)" if able else "")
+            return f"{self.title} does not run {family} drafters" + (f"; use {able}" if able else "")
         if since and version is not None and Version(version) < Version(since):
             return f"{self.title} {version} is not known to run {family} drafters: use --engine-version {since} or later"
         return ""

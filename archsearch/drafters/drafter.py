@@ -73,6 +73,7 @@ class Drafter(ABC):
     title: ClassVar[str]  # as people write it
     rounds: ClassVar[RoundKind]
     acceptance: ClassVar[str]  # whose rows of the acceptance table speak for it; `archsearch.acceptance.families`
+    is_model: ClassVar[bool] = False  # a model by itself, by whose shape it is named
     has_layers: ClassVar[bool] = True  # the dimensions of a decoder may be searched
     trains: ClassVar[bool] = True  # somebody has to train it
     choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {}  # what else may be searched, with the usual choices
@@ -170,6 +171,10 @@ class Drafter(ABC):
         """Read back what `to_dict` wrote; fields that this version does not know are left out."""
         names = {field.name for field in dataclasses.fields(cls)} - {"architecture"}
         return cls(architecture, **{name: value for name, value in data.items() if name in names})
+
+
+Draft = Architecture | Drafter
+"""What drafts: a bare shape is an independent draft's."""
 
 
 def only(chosen: Mapping[str, Choice], known: Mapping[str, Any], family: str) -> None:

@@ -25,6 +25,7 @@ class Independent(Drafter):
     title: ClassVar[str] = "independent draft"
     rounds: ClassVar[RoundKind] = "draft_model"
     acceptance: ClassVar[str] = "independent"
+    is_model: ClassVar[bool] = True
 
     @classmethod
     def usual(cls, target: Architecture) -> Self:
@@ -68,6 +69,7 @@ class Pard(Drafter):
     title: ClassVar[str] = "parallel draft (PARD)"
     rounds: ClassVar[RoundKind] = "parallel_draft"
     acceptance: ClassVar[str] = "parallel_draft"
+    is_model: ClassVar[bool] = True
 
     @classmethod
     def usual(cls, target: Architecture) -> Self:

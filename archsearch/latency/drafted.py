@@ -64,7 +64,7 @@ def _drafting(
     later = latency.ops_s(plan.step, cold=False) if plan.step is not None else Estimate(0.0, 0.0, first.source)
     launched = max(1, plan.launched)
     if latency.rounds is not None:
-        rounds = _running(latency.rounds, drafter.rounds)
+        rounds = running(latency.rounds, drafter.rounds)
         reduces = plan.first.all_reduces() if plan.first is not None else 0
         layers = target.num_hidden_layers
         return round_time(rounds.costs, Passes(verify, first, later, launched, workload.batch_size, plan.layers, layers, reduces))
@@ -92,7 +92,7 @@ def _mean_round(time: RoundTime, latency: Any, target: Architecture, workload: W
     return RoundTime(time.draft_s, verify, overhead, total, time.host_s, time.bound)
 
 
-def _running(rounds: EngineRounds, kind: RoundKind) -> EngineRounds:
+def running(rounds: EngineRounds, kind: RoundKind) -> EngineRounds:
     """How the engine of `rounds` runs another kind of drafter; the measured fit of the same kind is kept."""
     if rounds.drafter == kind:
         return rounds

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.engine_rounds import MACHINE_STD, EngineRounds, RoundCosts
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.workload import Workload
@@ -219,7 +219,7 @@ class LatencyOfRounds:
     def round(
         self: Any,
         target: Architecture,
-        draft: Architecture | Drafter,
+        draft: Draft,
         workload: Workload,
         gamma: int,
         verify_s: Estimate | None = None,
@@ -257,7 +257,7 @@ class LatencyOfRounds:
         reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
         return Passes(*times, gamma, workload.batch_size, layers, target.num_hidden_layers, reduces)
 
-    def idle_s(self: Any, target: Architecture, draft: Architecture | Drafter, workload: Workload) -> Estimate:
+    def idle_s(self: Any, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
         """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching that
         takes longer than a plain step. What a round adds for the tokens it drafted is not charged (assumed: there are none)."""
         if isinstance(draft, Drafter):
@@ -277,9 +277,7 @@ class LatencyOfRounds:
         # The target's step is in both and cancels; where the host decides, the overhead's std is the whole round's.
         return Estimate(longer, math.hypot(idle.std, time.overhead_s.std), idle.source)
 
-    def free_layers(
-        self: Any, target: Architecture, draft: Architecture | Drafter, workload: Workload, gamma: int
-    ) -> float | None:
+    def free_layers(self: Any, target: Architecture, draft: Draft, workload: Workload, gamma: int) -> float | None:
         """Layers that a draft of this one's kernel times may have before the engine's host decides the round; None where no host
         is told apart, or the drafter is no model."""
         if isinstance(draft, Drafter):

@@ -1,4 +1,4 @@
-"""`archsearch estimate`: price drafts that exist, in one engine or in several side by side."""
+"""`archsearch estimate`: price drafters that exist, of any family, in one engine or in several side by side."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import Any
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.acceptance.training import training_of
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.engine_facts import engine_facts
+from archsearch.errors import ArchsearchError
+from archsearch.latency.drafted import running
+from archsearch.models.named_drafters import NamedDrafter, resolve_drafter
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
 from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
-from archsearch.pipeline.serving import engine_requests
+from archsearch.pipeline.serving import engine_requests, served_words
 from archsearch.search.objective import Score, Scorer
 from archsearch.workload import Workload, WorkloadRequest
 
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """What `archsearch estimate` was asked. `alpha`: `prior`, or a number; `gamma` None: the best of 1 to 16. `training`:
-    how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as is known of each. `engines` and
-    `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`; each pair is priced in each."""
+    """What `archsearch estimate` was asked.
+
+    `drafts`: names as `models.named_drafters.resolve_drafter` takes them. `alpha`: `prior`, or a number; `gamma` None: the best
+    of 1 to 16. `training`: how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as known of each. `engines`
+    and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`; each pair is priced in each.
+    """
 
     target: str
     drafts: tuple[str, ...]
@@ -37,7 +44,7 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class _Priced:
-    """One draft in one engine."""
+    """One draft in one engine. `engine_class`: how the engine runs it, "" where nothing is known of that."""
 
     name: str
     training: str
@@ -45,17 +52,19 @@ class _Priced:
     scorer: Scorer
     source: LatencySource
     notes: list[str]
+    engine_class: str = ""
 
     def at_gamma(self, gamma: int) -> Score:
         """Its score at another gamma."""
         old = self.scorer
         new = Scorer(old.target, old.workload, old.latency, old.acceptance, gammas=[gamma])
-        return new.with_acceptance(old.acceptance, old.context)(self.score.architecture)
+        return new.with_acceptance(old.acceptance, old.context)(self.score.proposer)
 
     def to_dict(self, group: int) -> dict[str, Any]:
         told = {"draft": self.name, "training": self.training, "notes": self.notes, "pays": self.score.pays, "group": group}
+        engine = engine_data(self.source) | {"engine_class": self.engine_class or None}
         free = {"free_layers": free_layers(self.scorer, self.score)}
-        return told | engine_data(self.source) | {**self.score.to_dict(), "engine_version": self.source.version} | free
+        return told | engine | {**self.score.to_dict(), "engine_version": self.source.version} | free
 
 
 def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
@@ -68,9 +77,12 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
     priced: list[_Priced] = []
     workloads: dict[str, Workload] = {}
     group_of: dict[int, int] = {}
-    for asked in engine_requests(request.asked, request.engines, request.engine_versions):
-        source, workload = choose_latency(asked, ref.architecture)
-        found = _priced(request, ref, source, workload, acceptance)
+    named = [resolve_drafter(name, ref) for name in request.drafts]
+    for asked in _requests(request, named):
+        source, workload = choose_latency(asked, ref.architecture, kind_of(named))
+        if any(each.drafter.rounds != kind_of(named) for each in named):  # each draft has its own way then
+            source = replace(source, served=served_words(source.engine, source.rounds, source.device, how=False))
+        found = _priced(request, named, ref, source, workload, acceptance)
         workloads[source.served] = workload
         groups = found[0].scorer.indistinguishable([item.score for item in found])
         for item in found:
@@ -92,34 +104,70 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
     }
 
 
+def kind_of(named: Sequence[NamedDrafter]) -> RoundKind:
+    """The kind of drafter by which an engine's version is judged: a draft model's where one is asked for, else the first's."""
+    kinds: list[RoundKind] = [each.drafter.rounds for each in named]
+    return "draft_model" if "draft_model" in kinds else kinds[0]
+
+
+def _requests(request: EstimateRequest, named: Sequence[NamedDrafter]) -> list[WorkloadRequest]:
+    """One request for each engine and version; ArchsearchError where an engine does not run a drafter that was asked for."""
+    found = engine_requests(request.asked, request.engines, request.engine_versions, kind_of(named))
+    for asked in found:
+        facts = engine_facts(asked.engine)
+        for each in named:
+            if why := facts.lacks(each.drafter.family, asked.engine_version):
+                raise ArchsearchError(why)
+    return found
+
+
 def _priced(
-    request: EstimateRequest, ref: TargetRef, source: LatencySource, workload: Workload, acceptance: AcceptanceEstimator
+    request: EstimateRequest,
+    named: Sequence[NamedDrafter],
+    ref: TargetRef,
+    source: LatencySource,
+    workload: Workload,
+    acceptance: AcceptanceEstimator,
 ) -> list[_Priced]:
     """Each draft in one engine."""
     gammas = [request.gamma] if request.gamma else None
     scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain)
     found = []
-    for name in request.drafts:
-        resolved = resolve_target(name)
-        draft = resolved.architecture
-        engine_facts(source.engine).check_draft(draft, workload.tensor_parallel, name)
-        training, doubt = (request.training, "") if request.training else training_of(resolved, ref)
-        notes = [doubt] if doubt and request.alpha == "prior" else []
-        notes += _notes(ref.architecture, draft, workload, source)
+    for each in named:
+        engine_facts(source.engine).check_drafter(each.drafter, workload.tensor_parallel, source.version, each.name)
+        training, doubt = request.training or "target", ""
+        if each.model is not None and not request.training:
+            training, doubt = training_of(each.model, ref)
+        notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
+        notes += _notes(ref.architecture, each.drafter, workload, source)
         own = scorer.with_acceptance(acceptance, replace(scorer.context, training=training))
-        found.append(_Priced(name, training, own(draft), own, source, notes))
+        score = own(each.drafter)
+        notes += _share_notes(score)
+        rounds = source.rounds
+        how = running(rounds, each.drafter.rounds).costs.title if rounds is not None else ""
+        found.append(_Priced(each.name, training, score, own, source, notes, how))
     return found
 
 
-def _notes(target: Architecture, draft: Architecture, workload: Workload, source: LatencySource) -> list[str]:
+def _share_notes(score: Score) -> list[str]:
+    """That a drafter does not propose in every round, and in how many it is taken to."""
+    share = score.proposer.drafts_share
+    if share >= 1.0:
+        return []
+    return [
+        f"taken to find something to propose in {share:.0%} of rounds; tau is over all, alpha of those; measure both on your text"
+    ]
+
+
+def _notes(target: Architecture, drafter: Drafter, workload: Workload, source: LatencySource) -> list[str]:
     """What keeps a draft from being used so."""
     from archsearch.capacity import fits, memory_bytes, usable_bytes
 
     notes = []
-    if draft.vocab_size != target.vocab_size:
-        notes.append(f"vocabulary {draft.vocab_size}, target {target.vocab_size}: engines need the same tokenizer")
-    if not fits(target, draft, workload, source.device):
-        need = memory_bytes(target, draft, workload).total_bytes
+    if drafter.architecture.vocab_size != target.vocab_size:
+        notes.append(f"vocabulary {drafter.architecture.vocab_size}, target {target.vocab_size}: engines need the same tokenizer")
+    if not fits(target, drafter, workload, source.device):
+        need = memory_bytes(target, drafter, workload).total_bytes
         notes.append(
             f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f} usable: "
             "raise --tensor-parallel"

@@ -10,6 +10,7 @@ from typing import Any
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.drafters.drafter import RoundKind
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
@@ -71,13 +72,16 @@ def fitting_ranks(device: Device, target: Architecture, batch_size: int, context
     )
 
 
-def choose_latency(asked: WorkloadRequest, target: Architecture) -> tuple[LatencySource, Workload]:
+def choose_latency(
+    asked: WorkloadRequest, target: Architecture, drafter: RoundKind = "draft_model"
+) -> tuple[LatencySource, Workload]:
     """The latency model that answers, and the workload with everything chosen that was left open.
 
     The model is that of the profile named, or of the device's profile; where nobody profiled it, the kernels of a relative
     carried over by the datasheets, and without a relative the datasheet roofline (each said so). Without a dtype: the one in
-    which the profile says that the target decodes fastest; a speed-up over a slower dtype is none. Raises ArchsearchError where
-    no number of devices holds the target, MissingDataError without a usable profile.
+    which the profile says that the target decodes fastest; a speed-up over a slower dtype is none. `drafter`: a kind whose rounds
+    the engine must run. Raises ArchsearchError where no number of devices holds the target, or the engine's version runs no such
+    drafter, MissingDataError without a usable profile.
     """
     if asked.dtype is not None:
         asked = replace(asked, dtype=dtype_name(asked.dtype))
@@ -86,9 +90,9 @@ def choose_latency(asked: WorkloadRequest, target: Architecture) -> tuple[Latenc
         asked = replace(asked, engine=default_engine(device, asked.mode))
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
-        source = _carried(device, mode, asked) or _roofline(device, mode, asked)
+        source = _carried(device, mode, asked, drafter) or _roofline(device, mode, asked, drafter)
     else:
-        source = _profiled(profile, device, mode, asked, target)
+        source = _profiled(profile, device, mode, asked, target, drafter)
     served = served_words(source.engine, source.rounds, device)
     version = source.rounds.version if source.rounds is not None else installed_version(source.engine, device)
     source = replace(source, version=version, served=served, profile={**source.profile, "served": served})
@@ -128,14 +132,14 @@ def relative_of(device: Device, dtype: str) -> Profile | None:
     return None
 
 
-def _carried(device: Device, mode: Mode, asked: WorkloadRequest) -> LatencySource | None:
+def _carried(device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind) -> LatencySource | None:
     """The answer from a relative's kernels; None where no GPU of the generation was measured in the dtype."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
     profile = relative_of(device, name) if name in device.flops_per_s else None
     if profile is None:
         return None
     relative, engine = str(profile.device["key"]), str(asked.engine)
-    rounds = rounds_of(asked, engine, device)
+    rounds = rounds_of(asked, engine, device, drafter)
     latency = LatencyModel(profile, name, mode, engine, rounds, device)
     errors = ", ".join(f"{error:.0%} of {what}" for what, error in STEP_ERRORS.items())
     words = (
@@ -153,7 +157,7 @@ def _carried(device: Device, mode: Mode, asked: WorkloadRequest) -> LatencySourc
     return LatencySource(latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds)
 
 
-def _roofline(device: Device, mode: Mode, asked: WorkloadRequest) -> LatencySource:
+def _roofline(device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind) -> LatencySource:
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
     words = (
         f"datasheet roofline of {device.name}, {mode} mode: nobody has profiled it here; "
@@ -161,19 +165,21 @@ def _roofline(device: Device, mode: Mode, asked: WorkloadRequest) -> LatencySour
     )
     data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
     engine = str(asked.engine)
-    rounds = rounds_of(asked, engine, device)
+    rounds = rounds_of(asked, engine, device, drafter)
     latency = RooflineLatency(device, name, mode, engine, rounds)
     return LatencySource(latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds)
 
 
-def _profiled(profile: Profile, device: Device, mode: Mode, asked: WorkloadRequest, target: Architecture) -> LatencySource:
+def _profiled(
+    profile: Profile, device: Device, mode: Mode, asked: WorkloadRequest, target: Architecture, drafter: RoundKind
+) -> LatencySource:
     # Composed tables hold graph rows only; the eager answer is put together from them and a published host time.
     found = profile.combinations()
     names = [asked.dtype] if asked.dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
     if not asked.dtype and device.kind != "cpu":  # fp8 weights are another model, to be asked for
         names = [name for name in names if name in DTYPE_PREFERENCE] or names
     engine = str(asked.engine)
-    rounds = rounds_of(asked, engine, device)
+    rounds = rounds_of(asked, engine, device, drafter)
     models = {}
     for name in names:
         try:

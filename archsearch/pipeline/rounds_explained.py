@@ -20,7 +20,7 @@ WORTH_SAYING = 1.01
 def free_layers(scorer: Scorer, score: Score) -> float | None:
     """Layers a draft of this one's kernel times may have before the host decides; None where layers cost the host nothing, or
     the host is not told apart."""
-    free = scorer.latency.free_layers(scorer.target, score.architecture, scorer.workload, score.gamma)
+    free = scorer.latency.free_layers(scorer.target, score.proposer, scorer.workload, score.gamma)
     return None if free is None or math.isinf(free) else free
 
 
@@ -45,14 +45,16 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
     if rounds is None:
         return []
     found = [rounds.note] if rounds.note else []
-    if rounds.without_graphs and priced:
-        found += _without_graphs(rounds, priced)
+    drafts = [item for item in priced if item[2].proposer.rounds == rounds.drafter]
+    if rounds.without_graphs and drafts:
+        found += _without_graphs(rounds, drafts)
     return found
 
 
 def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
     """That drafts run without graphs, what mends it, and what the draft that gains most would gain; nothing where none gains."""
-    text = f"{rounds.engine} {rounds.version} runs independent drafts without CUDA graphs ({rounds.without_graphs})"
+    kind = "independent drafts" if rounds.drafter == "draft_model" else "such drafters"
+    text = f"{rounds.engine} {rounds.version} runs {kind} without CUDA graphs ({rounds.without_graphs})"
     remedied = rounds.remedied()
     if remedied is None:
         return [text]
@@ -71,9 +73,9 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
 
 def _at_alpha(scorer: Scorer, score: Score) -> Score:
     """The draft of `score` by another scorer, with the alpha that the score knows."""
-    drift = scorer.acceptance.predict(score.architecture, scorer.context).drift
-    taus = {gamma: tau_estimate(score.alpha, gamma, drift) for gamma in scorer.gammas}
-    return scorer.measured(score.architecture, score.alpha, taus)
+    known = scorer.believed(score.proposer)
+    taus = {gamma: known.tau(tau_estimate(score.alpha, gamma, known.acceptance.drift)) for gamma in scorer.gammas}
+    return scorer.measured(score.proposer, score.alpha, taus)
 
 
 @dataclass(frozen=True)

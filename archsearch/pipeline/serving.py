@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
+from archsearch.drafters.drafter import RoundKind
 from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts
 from archsearch.engine_rounds import (
     EngineRounds,
@@ -36,16 +37,16 @@ def default_mode(device: Device, engine: str) -> Mode:
     return "eager" if device.kind == "cpu" or engine_facts(engine).in_process else "graph"
 
 
-def with_engine(asked: WorkloadRequest) -> WorkloadRequest:
+def with_engine(asked: WorkloadRequest, drafter: RoundKind = "draft_model") -> WorkloadRequest:
     """The request with its engine and, on a GPU, its version chosen, and held against the device, the switches, the mode and the
-    batch size that were asked for.
+    batch size that were asked for. `drafter`: the kind that is to run.
 
     Raises ArchsearchError where no such engine runs so.
     """
     device = _device(asked)
     facts = engine_facts(asked.engine or default_engine(device, asked.mode))
     check_engine(facts, device)
-    rounds = rounds_of(asked, facts.name, device)
+    rounds = rounds_of(asked, facts.name, device, drafter)
     check_batch(facts, device, asked.batch_size)
     usual = default_mode(device, facts.name)
     if device.kind != "cpu" and asked.mode not in (None, usual):
@@ -57,7 +58,9 @@ def with_engine(asked: WorkloadRequest) -> WorkloadRequest:
     return replace(asked, engine=facts.name, engine_version=rounds.version if rounds is not None else None)
 
 
-def engine_requests(asked: WorkloadRequest, engines: Sequence[str], versions: Sequence[str]) -> list[WorkloadRequest]:
+def engine_requests(
+    asked: WorkloadRequest, engines: Sequence[str], versions: Sequence[str], drafter: RoundKind = "draft_model"
+) -> list[WorkloadRequest]:
     """`asked` for each of `engines` in each of its `versions` (`0.16.0` where one engine is asked for, else `vllm=0.16.0`), with
     the switches that the engine has. Neither: for the engine of `asked`, or the device's default.
 
@@ -72,10 +75,10 @@ def engine_requests(asked: WorkloadRequest, engines: Sequence[str], versions: Se
         engine_facts(name)
         by_engine.setdefault(name, []).append(version)
     if not by_engine:
-        return [with_engine(asked)]
+        return [with_engine(asked, drafter)]
     switches = {name: _switches_of(name, by_engine, asked.engine_options) for name in by_engine}
     return [
-        with_engine(replace(asked, engine=name, engine_version=version, engine_options=switches[name]))
+        with_engine(replace(asked, engine=name, engine_version=version, engine_options=switches[name]), drafter)
         for name, wanted in by_engine.items()
         for version in tuple(dict.fromkeys(wanted)) or (None,)
     ]
@@ -111,8 +114,9 @@ def _runs_on(facts: EngineFacts, device: Device) -> bool:
     return not facts.cpu_only and (bool(facts.make) or facts.name in known_engines())
 
 
-def rounds_of(asked: WorkloadRequest, engine: str, device: Device) -> EngineRounds | None:
-    """How the engine's version runs rounds on a GPU; None on a CPU. Raises ArchsearchError for a version or switch it lacks."""
+def rounds_of(asked: WorkloadRequest, engine: str, device: Device, drafter: RoundKind = "draft_model") -> EngineRounds | None:
+    """How the engine's version runs rounds of a kind of drafter on a GPU; None on a CPU. Raises ArchsearchError for a version or
+    switch it lacks."""
     if device.kind == "cpu":
         if asked.engine_options:
             raise ArchsearchError("--engine-option is for GPUs: on a CPU the engine is measured as it runs")
@@ -122,7 +126,7 @@ def rounds_of(asked: WorkloadRequest, engine: str, device: Device) -> EngineRoun
     version = asked.engine_version
     if version is None:  # an empty one is a mistake, which is refused below
         version = installed_version(engine, device) or _version_measured(asked, engine, device)
-    return engine_rounds(engine, version, parse_options(engine, asked.engine_options))
+    return engine_rounds(engine, version, parse_options(engine, asked.engine_options), drafter)
 
 
 def installed_version(engine: str, device: Device) -> str | None:
@@ -145,8 +149,8 @@ def _version_measured(asked: WorkloadRequest, engine: str, device: Device) -> st
         return None
 
 
-def served_words(engine: str, rounds: EngineRounds | None, device: Device) -> str:
-    """`vllm 0.33.0 (the newest known; VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the draft`."""
+def served_words(engine: str, rounds: EngineRounds | None, device: Device, *, how: bool = True) -> str:
+    """`vllm 0.33.0 (the newest known; VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the draft`; `how`: with the last."""
     here = installed_version(engine, device)
     if rounds is None:
         return f"{engine} {here} (installed here)" if here is not None else engine
@@ -158,7 +162,7 @@ def served_words(engine: str, rounds: EngineRounds | None, device: Device) -> st
     if rounds.measured:
         about.append(f"{rounds.measured} rounds of it measured")
     more = f" ({'; '.join(about)})" if about else ""
-    return f"{engine} {rounds.version}{more}, {rounds.costs.title}"
+    return f"{engine} {rounds.version}{more}" + (f", {rounds.costs.title}" if how else "")
 
 
 def _device(asked: WorkloadRequest) -> Device:

@@ -42,7 +42,10 @@ def break_even_words(score: Score) -> str:
 
 def launches(score: Score) -> str:
     """What the host launches of the draft in a round: `24 layers twice`."""
-    layers = score.architecture.num_hidden_layers
+    drafter = score.proposer
+    layers = drafter.architecture.num_hidden_layers if drafter.sharded is not None else 0
+    if not layers:
+        return "the drafter"
     times = {1: "once", 2: "twice"}.get(score.gamma, f"{score.gamma} times")
     return f"{layers} layer{'s' if layers > 1 else ''} {times}"
 

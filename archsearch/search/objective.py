@@ -16,7 +16,7 @@ from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
 from archsearch.acceptance.families import FamilyAcceptance, acceptance_of, gap_std
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_rounds import EngineRounds
@@ -54,7 +54,7 @@ class Latency(Protocol):
     def round(
         self,
         target: Architecture,
-        draft: Architecture | Drafter,
+        draft: Draft,
         workload: Workload,
         gamma: int,
         verify_s: Estimate | None = None,
@@ -62,11 +62,11 @@ class Latency(Protocol):
         """One round: gamma draft tokens, their verification (`verify_s`, where it is known already) and what the engine adds."""
         ...
 
-    def idle_s(self, target: Architecture, draft: Architecture | Drafter, workload: Workload) -> Estimate:
+    def idle_s(self, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
         """What the draft costs a step that drafts nothing; may be 0."""
         ...
 
-    def free_layers(self, target: Architecture, draft: Architecture | Drafter, workload: Workload, gamma: int) -> float | None:
+    def free_layers(self, target: Architecture, draft: Draft, workload: Workload, gamma: int) -> float | None:
         """Layers a draft may have before the engine's host decides the round; None where no host is told apart."""
         ...
 
@@ -186,7 +186,7 @@ class Scorer:
         self.decode_s = latency.decode_s(target, workload)
         self._verify_s = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
 
-    def __call__(self, draft: Architecture | Drafter) -> Score:
+    def __call__(self, draft: Draft) -> Score:
         drafter = as_drafter(draft)
         known = self.believed(drafter)
         alpha, drift = known.acceptance.alpha, known.acceptance.drift
@@ -212,7 +212,7 @@ class Scorer:
 
     def measured(
         self,
-        draft: Architecture | Drafter,
+        draft: Draft,
         alpha: Estimate,
         taus: Mapping[int, Estimate],
         *,
@@ -303,7 +303,7 @@ class Scorer:
             speedup=gain,
             tpot_s=speculation.tpot_estimate(tau, round_s),
             kv_bytes_per_token=drafter.kv_bytes_per_token(self.workload.dtype_bytes),
-            break_even_alpha=speculation.break_even_estimate(gamma, self.decode_s, round_s),
+            break_even_alpha=speculation.break_even_estimate(gamma, self.decode_s, self._drafting(round_s, drafter)),
             round_s=round_s,
             host_s=best.host_s,
             bound=best.bound,
@@ -313,7 +313,16 @@ class Scorer:
             drafter=None if isinstance(drafter, Independent) else drafter,
         )
 
-    def constraints(self, draft: Architecture | Drafter) -> dict[str, float]:
+    def _drafting(self, round_s: Estimate, drafter: Drafter) -> Estimate:
+        """The round that a drafter would have to pay for if it proposed in every one: what rounds cost beyond a plain step is
+        earned by those that draft."""
+        share = drafter.drafts_share
+        if share >= 1.0 or share <= 0.0:
+            return round_s
+        decode = self.decode_s.value
+        return Estimate(decode + (round_s.value - decode) / share, round_s.std / share, round_s.source)
+
+    def constraints(self, draft: Draft) -> dict[str, float]:
         """How far the draft is over each limit, relative to it; feasible where all are <= 0 (Optuna's convention)."""
         result = {}
         if self.limits.max_parameters is not None:
@@ -327,13 +336,13 @@ class Scorer:
         return indistinguishable(scores, self.acceptance, self.context)
 
 
-def draft_bytes(draft: Architecture | Drafter, workload: Workload) -> int:
+def draft_bytes(draft: Draft, workload: Workload) -> int:
     """Memory of the draft: weights, and KV cache of batch_size sequences of context_len tokens, over all ranks."""
     return as_drafter(draft).bytes(workload.dtype_bytes, workload.batch_size, workload.context_len)
 
 
 def score(
-    draft: Architecture | Drafter,
+    draft: Draft,
     target: Architecture,
     workload: Workload,
     latency: Latency,

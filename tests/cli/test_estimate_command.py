@@ -101,3 +101,54 @@ def test_a_target_that_does_not_fit(tmp_path: Path) -> None:
     assert "--tensor-parallel" in line and not list(tmp_path.iterdir())
     line = refused("search", "--target", "llama-3.1-405b", "--gpu", "t4")
     assert "eight t4" in line and not list(tmp_path.iterdir())
+
+
+def test_estimate_compares_families(tmp_path: Path) -> None:
+    """The best existing drafters of three families side by side, each run as its engine runs that kind."""
+    asked = (
+        "estimate",
+        "--target",
+        "llama-3.1-8b",
+        "--gpu",
+        "h100",
+        "--draft",
+        "eagle3",
+        "--draft",
+        "llama-3.2-1b",
+        "--draft",
+        "ngram",
+    )
+    text = call(*asked, "--engine", "vllm").stdout
+    assert "Note: eagle3: the shape of yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in text
+    assert "the draft's loop in one CUDA graph" in text and "drafting on the host" in text
+    assert "served by vllm 0.33.0 (the newest known)." in text
+    entries = {entry["draft"]: entry for entry in last_json(call(*asked, "--engine", "vllm", "--json"))["drafts"]}
+    assert {name: entry["family"] for name, entry in entries.items()} == {
+        "eagle3": "eagle3", "llama-3.2-1b": "independent", "ngram": "ngram",
+    }  # fmt: skip
+    assert entries["ngram"]["parameters"] == 0 and 0 < entries["ngram"]["drafter"]["share"] < 1
+    assert entries["eagle3"]["parameters"] == 424_689_664 and entries["eagle3"]["drafter"]["states"] == 3
+    given = last_json(call(*asked, "--alpha", "0.7", "--gamma", "3", "--json"))["drafts"]
+    assert {entry["gamma"] for entry in given} == {3} and {entry["alpha"]["value"] for entry in given} == {0.7}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--draft", "medusa", "--engine", "sglang"), "SGLang does not run medusa drafters; use vLLM"),
+        (("--draft", "medusa", "--gamma", "7"), "cannot draft gamma"),
+        (("--draft", "peagle", "--engine-version", "vllm=0.15.0"), "not known to run peagle drafters"),
+        (("--draft", "eagel3",), "did you mean eagle3"),
+        (("--draft", "early_exit", "--engine", "vllm"), "vLLM does not run early_exit drafters; use transformers"),
+    ],
+)  # fmt: skip
+def test_estimate_refuses_families_in_one_line(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    assert words in refused("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", *arguments)
+
+
+def test_estimate_prices_heads_in_versions_without_independent_drafts(tmp_path: Path) -> None:
+    """vLLM 0.10 ran EAGLE heads and refused draft models; asked for one of those it says so."""
+    asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--engine-version", "vllm=0.10.0", "--draft", "eagle3")
+    (entry,) = last_json(call(*asked, "--json"))["drafts"]
+    assert entry["engine_version"] == "0.10.0" and "waits for the accepted tokens" in entry["engine_class"]
+    assert "does not run such drafts" in refused(*asked, "--draft", "llama-3.2-1b")

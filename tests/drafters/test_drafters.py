@@ -128,7 +128,7 @@ def test_a_choice_that_a_family_does_not_have_is_refused() -> None:
 @pytest.mark.parametrize(
     ("engine", "name", "version", "words"),
     [
-        ("openvino", "medusa", None, "OpenVINO GenAI does not run medusa drafters .vLLM do."),
+        ("openvino", "medusa", None, "OpenVINO GenAI does not run medusa drafters; use vLLM"),
         ("sglang", "peagle", None, "SGLang does not run peagle drafters"),
         ("vllm", "peagle", "0.15.0", "vLLM 0.15.0 is not known to run peagle drafters: use --engine-version 0.16"),
         ("transformers", "eagle3", None, "transformers does not run eagle3"),

@@ -51,7 +51,13 @@ def _one_engine(entries: list[dict[str, Any]]) -> list[str]:
         "",
         "Drafts of one group cannot be told apart by these error bars. draft ms: all gamma tokens of a round.",
     ]
-    return lines + [f"{entry['draft']}: {_round(entry)}." for entry in entries]
+    mixed = len({entry["engine_class"] for entry in entries}) > 1
+    return lines + [f"{entry['draft']}: {_round(entry)}{_how(entry) if mixed else ''}." for entry in entries]
+
+
+def _how(entry: dict[str, Any]) -> str:
+    """How the engine runs a drafter, where it does not run all alike."""
+    return f"; {entry['engine_class']}" if entry["engine_class"] else ""
 
 
 def _round(entry: dict[str, Any]) -> str:

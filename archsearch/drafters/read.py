@@ -1,0 +1,120 @@
+"""A head's config.json as a drafter: the formats of EAGLE-1 and -3 (SafeAILab, SpecForge, speculators), P-EAGLE, DFlash, Medusa.
+
+Only shapes are read, never weights. What engines make of the same files: docs/families.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.heads import FeatureHead, HeadKind
+from archsearch.architecture.hf_config import from_hf_config
+from archsearch.architecture.published_heads import AUXILIARY_STATES, BLOCK_LAYERS
+from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.heads import DFlash, Eagle, Eagle3, FeatureDrafter, PEagle
+from archsearch.drafters.medusa import Medusa
+from archsearch.errors import ArchsearchError, InvalidShapeError
+
+FAMILY_OF: Final = {  # by architectures[0] or speculators_model_type
+    "LlamaForCausalLMEagle3": "eagle3", "Eagle3LlamaForCausalLM": "eagle3", "Eagle3Speculator": "eagle3", "eagle3": "eagle3",
+    "EagleLlamaForCausalLM": "eagle", "EagleSpeculator": "eagle", "eagle": "eagle",
+    "PEagleSpeculator": "peagle", "peagle": "peagle",
+    "DFlashDraftModel": "dflash", "DFlashSpeculator": "dflash", "dflash": "dflash",
+    "MedusaModel": "medusa", "medusa": "medusa",
+}  # fmt: skip
+NO_IDS: Final = "its config names no eagle_aux_hidden_state_layer_ids: engines guess which layers it reads; write them"
+
+
+def family_of_config(config: Mapping[str, Any]) -> str:
+    """The family of a head's config.json; "" for one of a model that drafts by itself."""
+    named = (*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type"))
+    return next((FAMILY_OF[name] for name in named if isinstance(name, str) and name in FAMILY_OF), "")
+
+
+def drafter_of_config(config: Mapping[str, Any], target: Architecture, family: str = "") -> tuple[Drafter, list[str]]:
+    """The drafter of a head's config for `target`, and what to tell of it. `family`: what the user says it is, "" for what its
+    config says.
+
+    Raises ArchsearchError: of another family, fields that are missing, width, vocabulary or layers of another target.
+    """
+    found = family_of_config(config)
+    if family and found and found != family:
+        raise ArchsearchError(f"its config.json is of the family {found}, not {family}")
+    if (family or found) not in _READERS:
+        raise ArchsearchError(f"no config of a {family or 'drafting'} head can be read; known are {', '.join(_READERS)}")
+    try:
+        drafter = _READERS[family or found](config, target)
+    except (TypeError, ValueError, KeyError) as error:  # a field of another kind than expected
+        raise ArchsearchError(f"its config.json cannot be read ({error})") from error
+    drafter.check(target)
+    ids = _layer_ids(config)
+    if ids and not (min(ids) >= 0 and max(ids) < target.num_hidden_layers):
+        raise InvalidShapeError(
+            f"this {drafter.title} reads layers {', '.join(map(str, ids))}, the target has layers 0 to "
+            f"{target.num_hidden_layers - 1}: it was made for another target"
+        )
+    return drafter, [] if ids or drafter.states_read < 2 else [NO_IDS]
+
+
+def _layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the layers."""
+    nested = config.get("transformer_layer_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def _decoder(config: Mapping[str, Any]) -> Architecture:
+    layers = dict(_layers(config))
+    layers.setdefault("model_type", "llama")
+    decoder = from_hf_config(layers).replace(tie_word_embeddings=False)
+    rows = config.get("draft_vocab_size") or layers.get("draft_vocab_size")
+    trimmed = isinstance(rows, int) and rows < decoder.vocab_size
+    return decoder.replace(draft_vocab_size=rows if trimmed else None)
+
+
+def _layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The target's layers that it reads, where the config says so."""
+    places = (config, config.get("eagle_config") or {}, config.get("dflash_config") or {})
+    names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
+    for place in places:
+        for name in names:
+            if isinstance(place, Mapping) and place.get(name):
+                return tuple(int(each) for each in place[name])
+    return ()
+
+
+def _feature(kind: HeadKind, made: type[FeatureDrafter], states: int) -> Callable[[Mapping[str, Any], Architecture], Drafter]:
+    def read(config: Mapping[str, Any], target: Architecture) -> Drafter:
+        decoder = _decoder(config)
+        width = int(config.get("target_hidden_size") or decoder.hidden_size)
+        # Before the head is put together: a narrow one without `target_hidden_size` is another target's.
+        made(decoder, width, 1, decoder.hidden_size != width).check(target)
+        read_states = len(_layer_ids(config)) or states
+        return made.from_head(FeatureHead(kind, decoder, width, read_states, decoder.hidden_size != width))
+
+    return read
+
+
+def _medusa(config: Mapping[str, Any], target: Architecture) -> Drafter:
+    width = int(config.get("hidden_size") or target.hidden_size)
+    rows = int(config.get("vocab_size") or target.vocab_size)
+    if width != target.hidden_size:
+        raise InvalidShapeError(
+            f"these Medusa heads read hidden states of width {width}, the target's have {target.hidden_size}: they were made for "
+            "another target"
+        )
+    heads = config.get("num_heads") or config.get("medusa_num_heads")
+    if not isinstance(heads, int) or heads < 1:
+        raise ArchsearchError("its config.json needs num_heads, how many Medusa heads there are")
+    residual = int(config.get("num_hidden_layers") or config.get("medusa_num_layers") or 1)
+    return Medusa(target.replace(vocab_size=rows), heads, residual, bool(config.get("original_lm_head", False)))
+
+
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], Architecture], Drafter]]] = {
+    "eagle3": _feature("eagle3", Eagle3, AUXILIARY_STATES),
+    "eagle": _feature("eagle", Eagle, 1),
+    "peagle": _feature("peagle", PEagle, AUXILIARY_STATES),
+    "dflash": _feature("dflash", DFlash, BLOCK_LAYERS),
+    "medusa": _medusa,
+}
