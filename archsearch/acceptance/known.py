@@ -1,8 +1,9 @@
 """What was measured for this target before: drafts of earlier runs, and alpha files of drafts that exist.
 
 A run folder keeps its finalists (training.json, trace.npz) and what an engine confirmed (best/<rank>/confirmed.json beside
-score.json). Each becomes an AcceptanceObservation in the context it was measured in, for `PriorAcceptance.fit`: one of them moves
-the intercept almost wholly. The training tokens go along, so that two minutes of training do not speak for ten hours.
+score.json); beside the runs lies what `archsearch acceptance --output runs/x.json` measured of drafts that exist. Each becomes an
+AcceptanceObservation in the context it was measured in, for `PriorAcceptance.fit`: one of them moves the intercept almost wholly.
+The training tokens go along, so that two minutes of training do not speak for ten hours.
 
 Folders that are broken, unfinished or of another target are passed over: a search must not fail on what another one left.
 """
@@ -44,17 +45,35 @@ def known_observations(
     prompts: str | None = None,
     exclude: Path | None = None,
 ) -> list[AcceptanceObservation]:
-    """What runs under `roots` and the alpha `files` measured of drafts for `target` (its name, or its shape).
+    """What runs and alpha files under `roots`, and `files`, measured of drafts for `target` (its name, or its shape).
 
     `prompts`: the text of the search that asks; what was measured on other text counts with OTHER_TEXT_STD more doubt.
     `exclude`: a run folder to leave out (the one that is asking). Raises ArchsearchError for a file of `files` that cannot be
     read or is of another target; never for what lies in a run folder.
     """
+    roots = tuple(roots)
     found = []
-    for known in known_drafts(target, roots, exclude=exclude):
+    for known in [*known_drafts(target, roots, exclude=exclude), *alpha_files(target, roots)]:
         observation = known.observation
         found.append(observation if known.prompts == prompts else _doubted(observation))
     return [*found, *(read_alpha_file(path, target) for path in files)]
+
+
+def alpha_files(target: str | Architecture, roots: Iterable[Path]) -> list[KnownDraft]:
+    """The drafts for `target` whose alpha `archsearch acceptance --output` wrote right under `roots`; other files are passed
+    over."""
+    found = []
+    for path in sorted(path for root in roots for path in root.glob("*.json") if not path.name.startswith(".")):
+        try:
+            data = read_json(path, "measured acceptance")
+            if not isinstance(data, dict) or "target" not in data:  # of which target, nobody knows
+                continue
+            observation = read_alpha_file(path, target)
+        except ArchsearchError:
+            continue
+        prompts = data.get("prompts_file")
+        found.append(KnownDraft(observation, path, prompts if isinstance(prompts, str) else None))
+    return found
 
 
 def known_drafts(

@@ -258,6 +258,17 @@ class PriorAcceptance:
         square = max(float((one - other) @ self.covariance_ @ (one - other)), 0.0)
         return math.sqrt(square + 2.0 * SHAPE_NOISE_STD**2 + stds[0] ** 2 + stds[1] ** 2)
 
+    def joint(self, drafts: Sequence[tuple[Architecture, AcceptanceContext]]) -> np.ndarray:
+        """[n, n] covariance of logit(alpha) of drafts, each in its own context: what they share and what each has of its own."""
+        self.about(drafts[0][1].target)
+        x = np.stack([regressors(self._terms(arch, context)) for arch, context in drafts])
+        covariance = x @ self.covariance_ @ x.T
+        for i, (arch, context) in enumerate(drafts):
+            own = SHAPE_NOISE_STD**2 + self._coverage(arch, context)[1] ** 2
+            same = [j for j, other in enumerate(drafts) if other == (arch, context)]
+            covariance[i, same] += own
+        return covariance
+
     def explain(self, architecture: Architecture, context: AcceptanceContext) -> dict[str, float]:
         """Each term's part of logit(alpha), the trimmed vocabulary's last; they add up to logit of alpha.
 

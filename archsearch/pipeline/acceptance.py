@@ -130,6 +130,7 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     result: dict[str, Any] = {
         "target": request.target,
         "draft": request.draft,
+        "prompts_file": str(request.prompts) if request.prompts is not None else None,
         "architecture": draft.architecture.to_dict(),
         "shape": draft.architecture.label(),
         "domain": request.domain,

@@ -11,6 +11,7 @@ from archsearch.drafts.records import TrainedDraft
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
+from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.progress import ProgressLine, human_time, say
@@ -108,6 +109,7 @@ def outcome(
         "invalid": result.invalid,
         "best": [score.to_dict() for score in ranked],
         "rivals": [rival.to_dict() for rival in rivals(session.scorer, result.best)] if not session.request.confirm else [],
+        "next": [] if confirmed else [step.to_dict() for step in next_steps(session, result.best)],
         "indistinguishable": [[s.rank for s in group] for group in groups],
         "confirmed": list(confirmed),
         "report": str(report),

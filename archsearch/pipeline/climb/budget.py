@@ -98,15 +98,15 @@ def plan_text(plan: Plan) -> str:
     )
 
 
-def confirm_seconds(session: SearchSession, prompt_tokens: float) -> tuple[float, float]:
+def confirm_seconds(session: SearchSession, prompt_tokens: float, slowdown: float | None = None) -> tuple[float, float]:
     """(seconds per prompt of `prompt_tokens` tokens, fixed seconds) of confirming one draft, from the profile's times and the
-    machine's speed now.
+    machine's speed now (`slowdown`: where that is known).
 
     A prompt is read by the target alone, by the target beside the draft, and by the draft. A token of it is priced at what one
     more token costs a verification pass: dear, since long passes use a machine better; the draft is priced as the target's share
     that a typical speed-up leaves.
     """
-    slowdown = machine_slowdown(session.source) or 1.0
+    slowdown = slowdown or machine_slowdown(session.source) or 1.0
     scorer, request = session.scorer, session.request
     step_s = scorer.decode_s.value * slowdown
     most = request.max_gamma

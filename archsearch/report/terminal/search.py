@@ -34,7 +34,24 @@ def search_text(result: dict[str, Any]) -> str:
     if result.get("rungs"):
         lines += [*rung_lines(result), ""]
     why = [f"  {line}" for text in rival_lines(result) for line in wrap(text, 96)]
-    return "\n".join([*lines, summary_text(open_run(Path(result["run"]))), *(["", "Why rank 1 won:", *why] if why else [])])
+    lines += [summary_text(open_run(Path(result["run"]))), *(["", "Why rank 1 won:", *why] if why else [])]
+    return "\n".join([*lines, *next_lines(result)])
+
+
+STEPS_TOLD = 2
+
+
+def next_lines(result: dict[str, Any]) -> list[str]:
+    """The measurements that teach most per minute: what each is expected to bring, and its command."""
+    lines: list[str] = []
+    for step in result.get("next", [])[:STEPS_TOLD]:
+        after = f"{step['speedup']:.2f}x ± {step['std']:.2f} then becomes ± {step['std_after']:.2f}"
+        gain = f", {step['gain']:+.1%} by changing the winner" if step["gain"] >= 0.001 else ""
+        needs = f" Needs {step['needs']}." if step["needs"] else ""
+        what = step["what"][0].upper() + step["what"][1:]
+        text = f"{what}: about {max(step['minutes'], 1):.0f} min. Expected: {after}{gain}.{needs}"
+        lines += [*(f"  {line}" for line in wrap(text, 96)), f"    {step['command']}"]
+    return ["", "What to measure next (most per minute first):", *lines] if lines else []
 
 
 def rival_lines(result: dict[str, Any]) -> list[str]:

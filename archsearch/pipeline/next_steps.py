@@ -1,0 +1,338 @@
+"""What to measure next: the measurements that a user can make after a search, what each would teach, its minutes, its command.
+
+What a measurement teaches: `search.next_measurement`. Its minutes come from the command's own budget, or from the times that the
+search itself predicts; constants that nobody measured on this machine are said in `minutes_from`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal
+
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.terms import usual_tokens
+from archsearch.acceptance.training import training_of
+from archsearch.architecture import catalogue
+from archsearch.architecture.counts import parameters
+from archsearch.engine_facts import ENGINES, engine_facts, engines_that
+from archsearch.engines.environments.environment import find_python
+from archsearch.errors import ArchsearchError
+from archsearch.hardware.identify import visible_gpus
+from archsearch.latency.model import LatencyModel
+from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.pipeline.climb.budget import FIRST_GUESS_SPEED, confirm_seconds
+from archsearch.pipeline.confirm_load import LoadRequest
+from archsearch.pipeline.session import SearchSession
+from archsearch.report.phrases import shell_path
+from archsearch.search import rungs
+from archsearch.search.next_measurement import Belief, Outlook, best_pair
+from archsearch.search.objective import Score
+from archsearch.training.curves import MEASURED, growth
+
+Kind = Literal["acceptance", "training", "synthetic", "profile"]
+
+PROMPTS: Final = 64
+ANSWER_TOKENS: Final = 128
+"""What `archsearch acceptance` reads by default."""
+PROMPT_LOGIT_STD: Final = 0.137 * math.sqrt(24)
+"""Std of logit(alpha) over one prompt: the median of five drafts confirmed on 24 prompts each (the confirmed*.json of
+benchmarks/results)."""
+SYNTHETIC_STD: Final = 0.025
+"""Relative std of a speed-up measured under synthetic acceptance: median of 58 cases (the load-*.json of
+benchmarks/results/2026-11-21-engines)."""
+PROFILE_STD: Final = 0.05
+"""Relative error of a pass on a measured profile: 4.5 % median of 32 draft steps, 3 % of 8 verifications
+(benchmarks/results/2026-11-21-epyc-2c/check-bfloat16.json)."""
+PROFILE_MINUTES: Final = 10
+CLIMBS: Final = (15, 30, 45, 60, 120, 240)
+"""Minutes of a climb that are looked at: the least that trains two shapes is named."""
+PROMPT_TOKENS: Final = 100.0
+START_S: Final = 60.0
+"""Assumed: starting an engine, loading a model."""
+CPU_BYTES_PER_S: Final = 20e9
+SIDE_BY_SIDE: Final = 16
+"""Assumed, for a target whose passes were not priced on a CPU: its memory bandwidth, and answers written together."""
+LOAD_BYTES_PER_S: Final = 1e9
+"""Assumed, of weights from a disk."""
+GPU_TRAINING_SHARE: Final = 0.3
+"""Assumed: training's share of a GPU's peak."""
+TOLD_LEAST: Final = 0.001
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A measurement. `speedup`: the best candidate's, with its `std` now and the `std_after` expected; `gain`: expected gain in
+    ln(speed-up) by changing the winner, `changes`: chance of that. `value_per_minute`: (narrowing + gain) in ln(speed-up), by
+    which steps are ordered. `needs`: what the command needs that is not known to be here, "" for nothing."""
+
+    kind: Kind
+    what: str
+    command: str
+    minutes: float
+    minutes_from: str
+    speedup: float
+    std: float
+    std_after: float
+    gain: float
+    changes: float
+    value_per_minute: float
+    needs: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A measurement that could be made, and what is expected after it."""
+
+    kind: Kind
+    what: str
+    command: str
+    minutes: float
+    minutes_from: str
+    outlook: Outlook
+    needs: str = ""
+
+
+def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep]:
+    """The measurements that would teach something about a ranking that nothing confirmed, most per minute first: of each kind the
+    best. `scores`: the search's, best first."""
+    if not scores:
+        return []
+    belief = Belief(session.scorer, scores)
+    best: dict[Kind, NextStep] = {}
+    for option in _options(session, belief):
+        step = _step(option, belief.scores[0].speedup.value)
+        held = best.get(step.kind)
+        if option.outlook.value >= TOLD_LEAST and (held is None or step.value_per_minute > held.value_per_minute):
+            best[step.kind] = step
+    return sorted(best.values(), key=lambda step: -step.value_per_minute)
+
+
+def _step(option: _Option, speedup: float) -> NextStep:
+    seen = option.outlook
+    return NextStep(
+        option.kind, option.what, option.command, option.minutes, option.minutes_from, speedup, speedup * seen.std,
+        speedup * seen.std_after, seen.gain, seen.changes, seen.value / option.minutes, option.needs,
+    )  # fmt: skip
+
+
+def _options(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+    if isinstance(session.scorer.acceptance, PriorAcceptance):  # not where alpha was given as a number
+        yield from _drafts_that_exist(session, belief)
+        yield from _short_trainings(session, belief)
+    yield from _synthetic(session, belief)
+    yield from _profile(session, belief)
+
+
+# ---------------------------------------------------------------------------------------------------- drafts that exist
+
+
+def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+    """alpha of drafts of the catalogue that have the target's tokens, on the user's prompts."""
+    target, request = session.target, session.request
+    if target.folder is None and target.weights is None and target.hub_id is None:
+        return
+    prompts = f" --prompts {shell_path(request.prompts)}" if request.prompts is not None else ""
+    for draft in existing_drafts(target):
+        training = training_of(draft, target)[0]
+        context = replace(session.scorer.context, training=training, drafter="independent", trained_tokens=None)
+        seen = belief.acceptance_of((draft.architecture, context), PROMPT_LOGIT_STD / math.sqrt(PROMPTS))
+        if seen is None:
+            continue
+        seconds, words = _reading_s(session, draft)
+        file = f"runs/alpha-{_file_name(target.name)}-{_file_name(draft.name)}.json"
+        temperature = f" --temperature {request.temperature:g}" if request.temperature else ""
+        yield _Option(
+            "acceptance",
+            f"how much of {draft.name}, which exists, {target.name} accepts on {'your' if prompts else 'the shipped'} prompts",
+            f"archsearch acceptance --target {shlex.quote(request.target)} --draft {draft.name}{prompts}{temperature}"
+            f" --domain {session.scorer.context.domain} --output {file}",
+            seconds / 60.0,
+            words,
+            belief.outlook(seen),
+            _weights_needed(target, draft),
+        )
+
+
+def existing_drafts(target: TargetRef) -> list[TargetRef]:
+    """Models of the catalogue that could draft for a target: weights to be had, of its family (or made for it) with its
+    vocabulary, at most a third of its size."""
+    family = next((e.family for e in catalogue.entries() if e.name == target.name or e.architecture == target.architecture), None)
+    size = parameters(target.architecture)
+    return [
+        resolve_target(entry.name)
+        for entry in catalogue.entries()
+        if entry.family == family
+        and (entry.hub_id or entry.weights)
+        and entry.architecture.vocab_size == target.architecture.vocab_size
+        and entry.parameters <= size / 3
+    ]
+
+
+def _reading_s(session: SearchSession, draft: TargetRef) -> tuple[float, str]:
+    """(seconds that `archsearch acceptance` takes on a CPU in float32, what that rests on)."""
+    tokens = PROMPTS * ANSWER_TOKENS
+    step_s = 4.0 * parameters(session.target.architecture) / CPU_BYTES_PER_S
+    words = f"{PROMPTS} answers of {ANSWER_TOKENS} tokens, {SIDE_BY_SIDE} at a time, {CPU_BYTES_PER_S / 1e9:.0f} GB/s assumed"
+    read_s = 4.0 * parameters(draft.architecture) / CPU_BYTES_PER_S * PROMPTS
+    return 2 * START_S + step_s * tokens / SIDE_BY_SIDE + read_s, words
+
+
+def _weights_needed(*models: TargetRef) -> str:
+    """What is loaded that does not lie in a folder or a package here; "" for nothing."""
+    remote = [ref.hub_id for ref in models if ref.folder is None and not ref.weights and ref.hub_id]
+    size = sum(4 * parameters(ref.architecture) for ref in models) / 2**30
+    needed = [f"the weights of {' and '.join(remote)}"] if remote else []
+    return " and ".join([*needed, f"{size:.0f} GiB of memory"] if remote or size > 8 else needed)
+
+
+# ----------------------------------------------------------------------------------------------------- short trainings
+
+
+def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+    """A climb: the least time in which two shapes are trained."""
+    request = session.request
+    engine = engine_facts(request.engine)
+    target = session.target
+    if not engine.make or request.confirm or (target.folder is None and target.weights is None and target.hub_id is None):
+        return
+    per_prompt, fixed = confirm_seconds(session, PROMPT_TOKENS, slowdown=1.0)
+    speed, words = _training_speed(session, belief)
+    load_s = START_S + 2.0 * parameters(target.architecture) / LOAD_BYTES_PER_S
+    for minutes in CLIMBS:
+        plan = rungs.divide(60.0 * minutes, load_s, per_prompt, fixed, request.confirm_prompts)
+        schedule = [] if plan.stay else rungs.halving(plan.rung_s, speed, START_S / 10)
+        if not schedule:
+            continue
+        tokens = schedule[-1].tokens
+        full = max(tokens, round(usual_tokens(session.scorer.target)))
+        common = math.hypot(growth(MEASURED, tokens, full).std, PROMPT_LOGIT_STD / math.sqrt(PROMPTS))
+        found = best_pair(belief, common, rungs.catch_up(tokens)[1])
+        if found is None:
+            return
+        pair = " and ".join(belief.scores[i].architecture.label() for i in found[0])
+        yield _Option(
+            "training",
+            f"short trainings, {tokens // 1000}k tokens each, of the shapes that could win, such as {pair}",
+            f"{search_command(session)} --time-budget {minutes}m",
+            float(minutes),
+            f"the budget; {words}",
+            found[1],
+            " and ".join(filter(None, [_needed(session), _weights_needed(target)])),
+        )
+        return
+
+
+def _training_speed(session: SearchSession, belief: Belief) -> tuple[float, str]:
+    """(training tokens/s, what that rests on)."""
+    device = session.source.device
+    if device.kind == "cpu":
+        return FIRST_GUESS_SPEED, f"{FIRST_GUESS_SPEED:.0f} training tokens/s assumed"
+    peak = max(device.flops_per_s.values())
+    speed = GPU_TRAINING_SHARE * peak / (6.0 * parameters(belief.scores[0].architecture))
+    return speed, f"{speed:.0f} training tokens/s assumed ({GPU_TRAINING_SHARE:.0%} of the GPU's peak)"
+
+
+# ---------------------------------------------------------------------------------------------- synthetic confirmation
+
+
+def _synthetic(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+    """Rank 1 with random weights in an engine: its real cycle at the predicted acceptance."""
+    request, target = session.request, session.target
+    able = engines_that(
+        lambda row: row.synthesises and (row.dummy_weights or bool(target.folder or target.weights or target.hub_id))
+    )
+    asked = request.engine if request.engine in able else next((name for name in reversed(able)), None)
+    if asked is None or belief.scores[0].speedup.value <= 1.0:
+        return
+    other = "" if asked == request.engine else f" --engine {asked}"
+    score, plan = belief.scores[0], LoadRequest()
+    seconds = 2 * START_S + plan.repeats * plan.tokens * (score.decode_s.value + score.tpot_s.value)
+    seen = belief.round_of(0, SYNTHETIC_STD)
+    yield _Option(
+        "synthetic",
+        f"the real cycle of rank 1 in {engine_facts(asked).title}, with random weights, at the predicted acceptance",
+        f"archsearch confirm {shell_path(session.run.path)} --rank 1{other} --synthetic",
+        seconds / 60.0,
+        f"{plan.repeats} repeats of {plan.tokens} tokens at the predicted times, two starts of {START_S:.0f} s assumed",
+        belief.outlook(seen),
+        _needed(session, asked),
+    )
+
+
+def _needed(session: SearchSession, engine: str = "") -> str:
+    """What is missing here to run on the search's device, in `engine` where one is named; "" for nothing."""
+    device, missing = session.source.device, []
+    if device.kind != "cpu" and all(gpu.name != device.name for gpu in visible_gpus()):
+        missing.append(f"a machine with {device.name}")
+    if engine and not engine_facts(engine).in_process:
+        try:
+            find_python(engine)
+        except ArchsearchError:
+            missing.append(f"archsearch engine install {engine}")
+    return " and ".join(missing)
+
+
+# -------------------------------------------------------------------------------------------------------------- profile
+
+
+def _profile(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+    """The device profiled, where nobody has measured this one here: imported tables, a relative's kernels, the datasheet."""
+    request, source = session.request, session.source
+    if request.asked.profile is not None or not _unmeasured(session):
+        return
+    engine = ENGINES.get(source.engine)
+    ranks = session.scorer.workload.tensor_parallel
+    options = f" --engine {source.engine}" if engine is not None and engine.make and not engine.in_process else ""
+    options += f" --tensor-parallel {ranks}" if ranks > 1 else ""
+    yield _Option(
+        "profile",
+        f"the passes of target and drafts on {source.device.name} itself",
+        f"archsearch profile --gpu {source.device.key} --target {shlex.quote(request.target)} --dtype {source.dtype}"
+        f" --mode {source.mode}{options} --budget {PROFILE_MINUTES}m",
+        float(PROFILE_MINUTES),
+        "the budget",
+        belief.outlook(belief.profile(PROFILE_STD)),
+        _needed(session),
+    )
+
+
+def _unmeasured(session: SearchSession) -> bool:
+    """Whether the latencies come from elsewhere than a profile that was measured on the device."""
+    latency = session.source.latency
+    if not isinstance(latency, LatencyModel) or session.source.profile.get("carried_from"):
+        return True
+    return latency.profile.imported
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def search_command(session: SearchSession) -> str:
+    """The search again with all that it was asked, in a folder of its own."""
+    request, asked = session.request, session.request.asked
+    words = ["archsearch search", f"--target {shlex.quote(request.target)}"]
+    usual_domain = "chat" if request.prompts is None else "narrow"
+    flags: tuple[tuple[str, Any, Any], ...] = (
+        ("--gpu", asked.gpu, None), ("--profile", asked.profile, None), ("--batch-size", asked.batch_size, 1),
+        ("--context", asked.context_len, 256), ("--temperature", asked.temperature, 0.0),
+        ("--tensor-parallel", asked.tensor_parallel, None), ("--dtype", asked.dtype, None), ("--mode", asked.mode, None),
+        ("--engine", asked.engine, None), ("--engine-version", asked.engine_version, None),
+        ("--domain", request.domain, usual_domain),
+        ("--space", request.space, None), ("--prompts", request.prompts, None), ("--heldout", request.heldout, None),
+        ("--text", request.text, None), ("--answer-tokens", request.answer_tokens, 96), ("--seed", request.seed, 0),
+        ("--trials", request.trials, 300), ("--top", request.top, 5),
+    )  # fmt: skip
+    words += [f"{name} {shlex.quote(str(value))}" for name, value, usual in flags if value is not None and value != usual]
+    words += [f"--engine-option {shlex.quote(option)}" for option in asked.engine_options]
+    return " ".join(words)
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")

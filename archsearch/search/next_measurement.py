@@ -1,0 +1,203 @@
+"""What a measurement would teach about a ranking, before it is made.
+
+The candidates' ln(speed-up) are jointly normal: what acceptance leaves open (the estimator's covariance of logit(alpha), times
+its slope in tau), what all share of the times (the target's step, its verification, what the engine adds) and each draft's own
+time. A measurement observes a linear function of the same with an error of its own, so that
+
+    covariance after = C - c V^-1 c'    mean after ~ N(mean, c V^-1 c')    c = Cov(candidates, observed), V = Var(observed)
+
+which says how sure the answer will be, and what is won by changing to another winner (expected value of information; Raiffa and
+Schlaifer 1961, linear Gaussian). Errors of alpha near 0 and 1 are not normal: the std after is right to first order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from archsearch import speedup as speculation
+from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.architecture.architecture import Architecture
+from archsearch.estimate import Estimate
+from archsearch.search.objective import Score, Scorer
+
+MOST: Final = 24  # of the best candidates that are looked at
+_DRAWS: Final = 4096
+
+Draft = tuple[Architecture, AcceptanceContext]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a measurement sees, k numbers: `cross` [n, k], their covariance with the candidates' ln(speed-up), and `own` [k, k],
+    their variance, error included."""
+
+    cross: np.ndarray
+    own: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected after a measurement. `std`, `std_after`: of ln(speed-up) of the winner, whichever then wins; `gain`:
+    expected gain in ln(speed-up) by changing to another winner; `changes`: chance that another one wins."""
+
+    std: float
+    std_after: float
+    gain: float
+    changes: float
+
+    @property
+    def value(self) -> float:
+        """What is won: the narrowing and the gain, both in ln(speed-up)."""
+        return self.std - self.std_after + self.gain
+
+
+class Belief:
+    """What is believed of the best `scores` of a search together.
+
+    `mean` [n] and `covariance` [n, n] of ln(speed-up); `slopes` [n]: d ln(speed-up) / d logit(alpha); `logits` [n, n]: covariance
+    of logit(alpha); `shared` [m, n]: how one std of each thing that all have in common moves each (the target's step, its
+    verification, what the engine adds, the drift along the block); `drafts` [n]: std of ln(speed-up) from each draft's own time.
+    """
+
+    def __init__(self, scorer: Scorer, scores: Sequence[Score]) -> None:
+        self.scores = distinct(scores)[:MOST]
+        self.scorer = scorer
+        shapes = [score.architecture for score in self.scores]
+        self.mean = np.log([score.speedup.value for score in self.scores])
+        self.logits = logit_covariance(scorer.acceptance, [(shape, scorer.context) for shape in shapes])
+        parts = [_parts(scorer, score) for score in self.scores]
+        self.slopes = np.array([part.slope for part in parts])
+        self.drafts = np.array([part.draft for part in parts])
+        rho = scorer.target_correlation
+        self.shared = np.array(
+            [  # decode and verify as two independent causes: decode, and what of verify goes its own way
+                [part.decode - rho * part.verify for part in parts],
+                [-math.sqrt(1.0 - rho**2) * part.verify for part in parts],
+                [-part.added for part in parts],
+                [part.drift for part in parts],
+            ]
+        )
+        self.covariance = (
+            self.slopes[:, None] * self.logits * self.slopes[None, :] + self.times + np.outer(self.shared[3], self.shared[3])
+        )
+
+    @property
+    def times(self) -> np.ndarray:
+        """[n, n]: the part of the covariance that seconds bring."""
+        return self.shared[:3].T @ self.shared[:3] + np.diag(self.drafts**2)
+
+    def outlook(self, seen: Observation, seed: int = 0) -> Outlook:
+        """What is expected after `seen`."""
+        learnt = seen.cross @ np.linalg.solve(seen.own, seen.cross.T)
+        after = np.sqrt(np.clip(np.diag(self.covariance) - np.diag(learnt), 0.0, None))
+        values, vectors = np.linalg.eigh((learnt + learnt.T) / 2)
+        root = vectors * np.sqrt(np.clip(values, 0.0, None))
+        draws = self.mean + np.random.default_rng(seed).standard_normal((_DRAWS, len(self.mean))) @ root.T
+        winner = draws.argmax(axis=1)
+        lead = int(self.mean.argmax())
+        gain = float(np.mean(draws.max(axis=1) - draws[:, lead]))  # paired: the lead's own draws have its mean
+        return Outlook(
+            math.sqrt(float(self.covariance[lead, lead])), float(after[winner].mean()), gain, float(np.mean(winner != lead))
+        )
+
+    # -- measurements ---------------------------------------------------------------------------------------------------------
+
+    def acceptance_of(self, draft: Draft, logit_std: float) -> Observation | None:
+        """alpha of a draft that exists, with an error of `logit_std`; None where the estimator cannot relate it to the
+        candidates."""
+        if not isinstance(self.scorer.acceptance, PriorAcceptance):
+            return None
+        drafts = [(score.architecture, self.scorer.context) for score in self.scores]
+        joint = self.scorer.acceptance.joint([*drafts, draft])
+        cross = self.slopes[:, None] * joint[:-1, -1:]
+        return Observation(cross, joint[-1:, -1:] + logit_std**2)
+
+    def trainings_of(self, chosen: Sequence[int], common_std: float, own_std: float) -> Observation:
+        """alpha of some candidates after short trainings: where each will stand with an error of `own_std`, and how high all
+        stand with one of `common_std` (logit)."""
+        index = list(chosen)
+        own = self.logits[np.ix_(index, index)] + common_std**2 + np.eye(len(index)) * own_std**2
+        return Observation(self.slopes[:, None] * self.logits[:, index], own)
+
+    def round_of(self, index: int, relative_std: float) -> Observation:
+        """Target and target + draft run at a given acceptance: the times of one candidate with an error of `relative_std`."""
+        return Observation(self.times[:, [index]], self.times[[index], [index]][None] + relative_std**2)
+
+    def profile(self, relative_std: float) -> Observation:
+        """Every pass measured on the device: the target's step, its verification and each draft, each with an error of
+        `relative_std` of its own seconds. What the engine adds stays as it is."""
+        n = len(self.scores)
+        loads = np.concatenate([self.shared[:2], np.diag(self.drafts)])  # [2 + n, n] of unit causes
+        decode = self.scorer.decode_s.relative_std
+        rho = self.scorer.target_correlation
+        verify = float(np.mean([score.verify_s.relative_std for score in self.scores]))
+        own = [score.draft_s.relative_std for score in self.scores]
+        seen = np.zeros((2 + n, 2 + n))  # [numbers seen, causes]
+        seen[0, 0] = decode
+        seen[1, :2] = rho * verify, math.sqrt(1.0 - rho**2) * verify
+        seen[2:, 2:] = np.diag(own)
+        return Observation(loads.T @ seen.T, seen @ seen.T + np.eye(2 + n) * relative_std**2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of one score, in ln(speed-up): the slope in logit(alpha), and one std of the drift, the target's step, its verification,
+    the draft's time and the rest of a round."""
+
+    slope: float
+    drift: float
+    decode: float
+    verify: float
+    draft: float
+    added: float
+
+
+def _parts(scorer: Scorer, score: Score) -> _Parts:
+    acceptance = scorer.acceptance.predict(score.architecture, scorer.context)
+    alpha, drift, gamma = score.alpha.value, acceptance.drift, score.gamma
+    one = Estimate(alpha, max(alpha * (1.0 - alpha), 0.0), "given")
+    slope = speculation.tau_estimate(one, gamma, Estimate(drift.value, 0.0, "given")).relative_std
+    by_drift = speculation.tau_estimate(Estimate(alpha, 0.0, "given"), gamma, drift).relative_std
+    round_s = score.round_s or Estimate(score.tpot_s.value * score.tau.value, 0.0, score.tpot_s.source)
+    verify, draft = score.verify_s.std / round_s.value, score.draft_s.std / round_s.value
+    added = math.sqrt(max(round_s.relative_std**2 - verify**2 - draft**2, 0.0))
+    return _Parts(slope, by_drift, score.decode_s.relative_std, verify, draft, added)
+
+
+def distinct(scores: Sequence[Score]) -> list[Score]:
+    """Without those that differ from a better one by heads alone: what no term explains of twins is alike, and counting them as
+    several draws would promise a gain that nobody can have."""
+    seen: set[tuple[int, int, int, int]] = set()
+    kept = []
+    for score in scores:
+        arch = score.architecture
+        key = (arch.num_hidden_layers, arch.hidden_size, arch.intermediate_size, arch.head_rows)
+        if key not in seen:
+            kept.append(score)
+        seen.add(key)
+    return kept
+
+
+def logit_covariance(acceptance: AcceptanceEstimator, drafts: Sequence[Draft]) -> np.ndarray:
+    """[n, n] covariance of logit(alpha) of drafts in one context: the estimator's own, or what its stds and those of its
+    differences say."""
+    if isinstance(acceptance, PriorAcceptance):
+        return acceptance.joint(drafts)
+    context = drafts[0][1]
+    own = np.array([speculation.logit_std(acceptance.predict(shape, context).alpha) ** 2 for shape, _ in drafts])
+    gaps = np.array([[acceptance.difference_std(a, b, context) ** 2 for b, _ in drafts] for a, _ in drafts])
+    return 0.5 * (own[:, None] + own[None, :] - gaps)
+
+
+def best_pair(belief: Belief, common_std: float, own_std: float, among: int = 6) -> tuple[tuple[int, int], Outlook] | None:
+    """The two of the best `among` whose short trainings teach most; None for a single candidate."""
+    count = min(among, len(belief.scores))
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    seen = [(pair, belief.outlook(belief.trainings_of(pair, common_std, own_std))) for pair in pairs]
+    return max(seen, key=lambda item: item[1].value, default=None)

@@ -1,0 +1,100 @@
+"""What to measure next, as a search says it: of every kind what fits, with commands that the command line understands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from archsearch.acceptance.known import known_observations
+from archsearch.cli import main
+from archsearch.engine_facts import ENGINES
+from archsearch.models.targets import resolve_target
+from archsearch.pipeline import SearchRequest, search
+from archsearch.pipeline.next_steps import existing_drafts
+from archsearch.report.terminal.search import next_lines
+from archsearch.workload import WorkloadRequest
+from tests.cli.commands import SEARCH, call, last_json
+
+
+def parsed(command: str) -> dict:
+    """What the command line makes of a command; raises where it would refuse it."""
+    program, name, *rest = shlex.split(command)
+    assert program == "archsearch"
+    return main.commands[name].make_context(name, rest).params
+
+
+def steps_of(target, tmp_path, **asked):
+    request = SearchRequest(target, WorkloadRequest(**asked), trials=24, run=tmp_path / "run")
+    result = search(request)
+    assert json.loads(json.dumps(result["next"])) == result["next"]
+    return result, {step["kind"]: step for step in result["next"]}
+
+
+@pytest.mark.parametrize(
+    ("target", "asked"),
+    [
+        pytest.param("llama-65b", {"gpu": "a100"}, marks=pytest.mark.slow),
+        pytest.param("llama-3.1-8b", {"gpu": "h100", "engine": "sglang", "temperature": 0.7}, marks=pytest.mark.slow),
+        pytest.param("qwen3-8b", {"gpu": "h200", "engine": "tensorrt-llm", "batch_size": 4}, marks=pytest.mark.slow),
+        ("opt-13b", {"gpu": "l40s", "engine": "transformers"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["gpu"],
+)
+def test_commands_of_every_kind_are_understood(target, asked, tmp_path):
+    result, steps = steps_of(target, tmp_path, **asked)
+    assert [step["value_per_minute"] for step in result["next"]] == sorted(
+        (step["value_per_minute"] for step in result["next"]), reverse=True
+    )
+    lead = result["best"][0]["speedup"]
+    for kind, step in steps.items():
+        options = parsed(step["command"])
+        assert step["speedup"] == pytest.approx(lead["value"]) and step["std_after"] < step["std"] and step["minutes"] > 0
+        assert step["std"] == pytest.approx(lead["std"], rel=0.05)
+        if kind in ("acceptance", "profile", "training"):
+            assert options["target"] == target
+        if kind == "profile":
+            assert options["budget_s"] == 60 * step["minutes"]
+        if kind == "synthetic":
+            assert options["synthetic"] and options["rank"] == 1
+            assert ENGINES[options["name"] or asked.get("engine", "vllm")].synthesises
+        if kind == "acceptance":
+            assert options["temperature"] == asked.get("temperature", 0.0) and "GiB" in step["needs"]
+    assert {"acceptance", "synthetic", "profile"} <= set(
+        steps
+    )  # imported tables and relatives' kernels are no profile of one's own
+    assert any("a machine with NVIDIA" in step["needs"] for step in steps.values())
+    told = next_lines(result)
+    assert any(result["next"][0]["command"] in line for line in told)
+
+
+def test_a_climb_is_named_with_the_least_budget_that_trains(world):
+    call_next = {step["kind"]: step for step in last_json(call(*SEARCH, "--run", "run", "--json"))["next"]}
+    options = parsed(call_next["training"]["command"])
+    assert options["target"] == "target" and options["time_budget"] == 60 * call_next["training"]["minutes"]
+    assert call_next["training"]["needs"] == "" and "acceptance" not in call_next and "profile" not in call_next
+    text = call(*SEARCH, "--run", "run").stdout
+    assert "What to measure next" in text and call_next["training"]["command"] in text
+    given = last_json(call(*SEARCH, "--alpha", "0.7", "--run", "given", "--json"))
+    assert "training" not in {step["kind"] for step in given["next"]}
+
+
+def test_what_acceptance_writes_into_runs_is_known_to_the_next_search(tmp_path):
+    draft = resolve_target("llama-3.2-1b").architecture
+    alpha = {"value": 0.71, "std": 0.02, "source": "measured"}
+    row = {"target": "llama-3.1-8b", "architecture": draft.to_dict(), "alpha": alpha, "domain": "chat", "training": "shared"}
+    (tmp_path / "alpha-x.json").write_text(json.dumps({**row, "prompts_file": "mine.jsonl"}))
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "other.json").write_text(json.dumps({**row, "target": "qwen3-8b"}))
+    (tmp_path / "of-whom.json").write_text(json.dumps({k: v for k, v in row.items() if k != "target"}))
+    (found,) = known_observations("llama-3.1-8b", [tmp_path], prompts="mine.jsonl")
+    assert found.architecture == draft and found.alpha.std == 0.02 and found.context.training == "shared"
+    (doubted,) = known_observations("llama-3.1-8b", [tmp_path])
+    assert doubted.alpha.std > 0.02  # on other text
+
+
+def test_drafts_that_exist_have_the_targets_tokens_and_are_small():
+    names = {draft.name for draft in existing_drafts(resolve_target("llama-65b"))}
+    assert {"wide-796m", "sheared-llama-1.3b"} <= names and not names & {"llama-65b", "llama-33b", "llama-68m", "qwama-0.5b"}
+    assert existing_drafts(resolve_target("smollm2-135m")) == []
