@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator
+from archsearch.acceptance.families import acceptance_of, context_for, gap_std
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import Drafter
 from archsearch.estimate import Estimate
 from archsearch.search.objective import Score, Scorer
 
 MOST: Final = 24  # of the best candidates that are looked at
+IN_TABLE: Final = ("independent", "eagle1", "eagle3", "mtp", "block", "medusa")  # kinds of drafters that the table relates
 _DRAWS: Final = 4096
 
 Draft = tuple[Architecture, AcceptanceContext]
@@ -61,16 +64,15 @@ class Belief:
     """What is believed of the best `scores` of a search together.
 
     `mean` [n] and `covariance` [n, n] of ln(speed-up); `slopes` [n]: d ln(speed-up) / d logit(alpha); `logits` [n, n]: covariance
-    of logit(alpha); `shared` [m, n]: how one std of each thing that all have in common moves each (the target's step, its
-    verification, what the engine adds, the drift along the block); `drafts` [n]: std of ln(speed-up) from each draft's own time.
+    of logit(alpha); `shared` [3, n]: how one std of each part of the times that all have in common moves each (the target's step,
+    its verification, what the engine adds); `drafts` [n]: std of ln(speed-up) from each draft's own time.
     """
 
     def __init__(self, scorer: Scorer, scores: Sequence[Score]) -> None:
         self.scores = distinct(scores)[:MOST]
         self.scorer = scorer
-        shapes = [score.architecture for score in self.scores]
         self.mean = np.log([score.speedup.value for score in self.scores])
-        self.logits = logit_covariance(scorer.acceptance, [(shape, scorer.context) for shape in shapes])
+        self.logits = logit_covariance(scorer.acceptance, [score.proposer for score in self.scores], scorer.context)
         parts = [_parts(scorer, score) for score in self.scores]
         self.slopes = np.array([part.slope for part in parts])
         self.drafts = np.array([part.draft for part in parts])
@@ -80,11 +82,16 @@ class Belief:
                 [part.decode - rho * part.verify for part in parts],
                 [-math.sqrt(1.0 - rho**2) * part.verify for part in parts],
                 [-part.added for part in parts],
-                [part.drift for part in parts],
             ]
         )
+        kinds = [score.proposer.acceptance for score in self.scores]
+        alike = np.array([[float(a == b) for b in kinds] for a in kinds])
+        drift = np.array([part.drift for part in parts])
         self.covariance = (
-            self.slopes[:, None] * self.logits * self.slopes[None, :] + self.times + np.outer(self.shared[3], self.shared[3])
+            self.slopes[:, None] * self.logits * self.slopes[None, :]
+            + self.times
+            + np.outer(drift, drift) * alike
+            + np.diag([part.share**2 for part in parts])
         )
 
     @property
@@ -109,13 +116,16 @@ class Belief:
     # -- measurements ---------------------------------------------------------------------------------------------------------
 
     def acceptance_of(self, draft: Draft, logit_std: float) -> Observation | None:
-        """alpha of a draft that exists, with an error of `logit_std`; None where the estimator cannot relate it to the
-        candidates."""
-        if not isinstance(self.scorer.acceptance, PriorAcceptance):
+        """alpha of an independent draft that exists, with an error of `logit_std`; None where the estimator cannot relate it to
+        the candidates."""
+        prior = self.scorer.acceptance
+        if not isinstance(prior, PriorAcceptance):
             return None
-        drafts = [(score.architecture, self.scorer.context) for score in self.scores]
-        joint = self.scorer.acceptance.joint([*drafts, draft])
-        cross = self.slopes[:, None] * joint[:-1, -1:]
+        known = [score.proposer.acceptance in IN_TABLE for score in self.scores]
+        drafters = [score.proposer for score, yes in zip(self.scores, known, strict=True) if yes]
+        joint = prior.joint([*((each.architecture, context_for(each, self.scorer.context)) for each in drafters), draft])
+        cross = np.zeros((len(self.scores), 1))
+        cross[known] = self.slopes[known][:, None] * joint[:-1, -1:]
         return Observation(cross, joint[-1:, -1:] + logit_std**2)
 
     def trainings_of(self, chosen: Sequence[int], common_std: float, own_std: float) -> Observation:
@@ -147,11 +157,12 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of one score, in ln(speed-up): the slope in logit(alpha), and one std of the drift, the target's step, its verification,
-    the draft's time and the rest of a round."""
+    """Of one score, in ln(speed-up): the slope in logit(alpha), and one std of the drift, of how often it drafts, of the target's
+    step, its verification, the draft's time and the rest of a round."""
 
     slope: float
     drift: float
+    share: float
     decode: float
     verify: float
     draft: float
@@ -159,45 +170,51 @@ class _Parts:
 
 
 def _parts(scorer: Scorer, score: Score) -> _Parts:
-    acceptance = scorer.acceptance.predict(score.architecture, scorer.context)
-    alpha, drift, gamma = score.alpha.value, acceptance.drift, score.gamma
-    one = Estimate(alpha, max(alpha * (1.0 - alpha), 0.0), "given")
-    slope = speculation.tau_estimate(one, gamma, Estimate(drift.value, 0.0, "given")).relative_std
-    by_drift = speculation.tau_estimate(Estimate(alpha, 0.0, "given"), gamma, drift).relative_std
+    known = scorer.believed(score.proposer)
+    alpha, drift, gamma = score.alpha.value, known.acceptance.drift, score.gamma
+    sure = replace(known, share=None if known.share is None else replace(known.share, std=0.0))
+
+    def moved(alpha_std: float, drift_std: float) -> float:
+        tau = speculation.tau_estimate(Estimate(alpha, alpha_std, "given"), gamma, Estimate(drift.value, drift_std, "given"))
+        return sure.tau(tau).relative_std
+
+    slope, by_drift = moved(max(alpha * (1.0 - alpha), 0.0), 0.0), moved(0.0, drift.std)
+    by_alpha = slope * speculation.logit_std(score.alpha)
+    share = 0.0 if known.share is None else math.sqrt(max(score.tau.relative_std**2 - by_alpha**2 - by_drift**2, 0.0))
     round_s = score.round_s or Estimate(score.tpot_s.value * score.tau.value, 0.0, score.tpot_s.source)
     verify, draft = score.verify_s.std / round_s.value, score.draft_s.std / round_s.value
     added = math.sqrt(max(round_s.relative_std**2 - verify**2 - draft**2, 0.0))
-    return _Parts(slope, by_drift, score.decode_s.relative_std, verify, draft, added)
+    return _Parts(slope, by_drift, share, score.decode_s.relative_std, verify, draft, added)
 
 
 def distinct(scores: Sequence[Score]) -> list[Score]:
     """Without those that differ from a better one by heads alone: what no term explains of twins is alike, and counting them as
     several draws would promise a gain that nobody can have."""
-    seen: set[tuple[int, int, int, int]] = set()
+    seen: set[tuple[str | int, ...]] = set()
     kept = []
     for score in scores:
         arch = score.architecture
-        key = (arch.num_hidden_layers, arch.hidden_size, arch.intermediate_size, arch.head_rows)
+        key = (score.family, arch.num_hidden_layers, arch.hidden_size, arch.intermediate_size, arch.head_rows)
         if key not in seen:
             kept.append(score)
         seen.add(key)
     return kept
 
 
-def logit_covariance(acceptance: AcceptanceEstimator, drafts: Sequence[Draft]) -> np.ndarray:
-    """[n, n] covariance of logit(alpha) of drafts in one context: the estimator's own, or what its stds and those of its
+def logit_covariance(acceptance: AcceptanceEstimator, drafters: Sequence[Drafter], context: AcceptanceContext) -> np.ndarray:
+    """[n, n] covariance of logit(alpha): the estimator's own where it knows all drafters, else what the stds and those of the
     differences say."""
-    if isinstance(acceptance, PriorAcceptance):
-        return acceptance.joint(drafts)
-    context = drafts[0][1]
-    own = np.array([speculation.logit_std(acceptance.predict(shape, context).alpha) ** 2 for shape, _ in drafts])
-    gaps = np.array([[acceptance.difference_std(a, b, context) ** 2 for b, _ in drafts] for a, _ in drafts])
+    if isinstance(acceptance, PriorAcceptance) and all(each.acceptance in IN_TABLE for each in drafters):
+        return acceptance.joint([(each.architecture, context_for(each, context)) for each in drafters])
+    alphas = [acceptance_of(each, acceptance, context).acceptance.alpha for each in drafters]
+    own = np.array([speculation.logit_std(alpha) ** 2 for alpha in alphas])
+    gaps = np.array([[0.0 if a == b else gap_std(a, b, acceptance, context) ** 2 for b in drafters] for a in drafters])
     return 0.5 * (own[:, None] + own[None, :] - gaps)
 
 
 def best_pair(belief: Belief, common_std: float, own_std: float, among: int = 6) -> tuple[tuple[int, int], Outlook] | None:
     """The two of the best `among` whose short trainings teach most; None for a single candidate."""
-    count = min(among, len(belief.scores))
-    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    trained = [i for i, score in enumerate(belief.scores) if score.proposer.trains][:among]
+    pairs = [(i, j) for i in trained for j in trained if i < j]
     seen = [(pair, belief.outlook(belief.trainings_of(pair, common_std, own_std))) for pair in pairs]
     return max(seen, key=lambda item: item[1].value, default=None)

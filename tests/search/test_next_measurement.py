@@ -14,7 +14,11 @@ from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.acceptance.terms import regressors
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.lookup import NGram
+from archsearch.drafters.models import Independent
 from archsearch.estimate import Estimate
+from archsearch.hardware.identify import resolve_device
+from archsearch.latency.roofline import RooflineLatency
 from archsearch.search.next_measurement import Belief, best_pair, distinct, logit_covariance
 from archsearch.search.objective import Scorer
 from archsearch.workload import Workload
@@ -154,7 +158,7 @@ def test_nothing_is_learnt_where_nothing_was_open_and_more_from_less_error(score
     given = Scorer(smollm2, Workload(), roofline(relative_std=0.06), GivenAcceptance(0.7), gammas=(3,))
     known = Belief(given, ranked(given))
     assert known.acceptance_of((EXISTING, given.context), 0.1) is None
-    assert not logit_covariance(given.acceptance, [(shape, given.context) for shape in SHAPES]).any()
+    assert not logit_covariance(given.acceptance, [Independent(shape) for shape in SHAPES], given.context).any()
     assert known.outlook(known.trainings_of((0, 1), 0.0, 0.05)).value == pytest.approx(0.0, abs=1e-9)
 
 
@@ -162,3 +166,16 @@ def test_twins_are_one_candidate(scorer):
     scores = [scorer(shape) for shape in (SHAPES[0], SHAPES[0].replace(num_key_value_heads=1), SHAPES[1])]
     assert [score.architecture for score in distinct(scores)] == [SHAPES[0], SHAPES[1]]
     assert best_pair(Belief(scorer, scores[:1]), 0.0, 0.05) is None
+
+
+def test_drafters_of_several_families_stand_beside_each_other(smollm2):
+    latency = RooflineLatency(resolve_device("l40s"), "bfloat16", "graph", "vllm")
+    scorer = Scorer(smollm2, Workload(mode="graph"), latency, PriorAcceptance(), gammas=(3,))
+    lookup = scorer(NGram(smollm2))
+    scores = sorted([*map(scorer, SHAPES[:4]), lookup], key=lambda score: -score.speedup.value)
+    belief = Belief(scorer, scores)
+    at = [score.family for score in belief.scores].index("ngram")
+    assert math.sqrt(belief.covariance[at, at]) == pytest.approx(lookup.speedup.relative_std, rel=0.02)
+    seen = belief.acceptance_of((EXISTING, scorer.context), 0.05)
+    assert seen.cross[at, 0] == 0.0 and seen.cross[1 - min(at, 1), 0] > 0.0
+    assert at not in best_pair(belief, 0.0, 0.05)[0]
