@@ -37,6 +37,7 @@ from archsearch.progress import say
 from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.training.batches import (
     Batch,
+    NoisyEmbedding,
     autocast,
     draft_states,
     greedy_matches,
@@ -166,8 +167,12 @@ class _Run:
         self.frequent = self._frequent_rows() if self.rows > _FULL_HEAD_LIMIT else None
         self.same_width = int(self.weight.shape[1]) == caches[0].hidden_size
         self.was_trainable = {name: p.requires_grad for name, p in draft.named_parameters()}
+        self.noise = None
         if (embedding := draft.get_input_embeddings()) is not None:
             embedding.weight.requires_grad_(config.train_embedding)
+            self.noise = NoisyEmbedding(embedding, config.embedding_noise) if config.embedding_noise else None
+        if embedding is None or self.weight is not embedding.weight:
+            self.weight.requires_grad_(config.train_head)
         self.trainable = {name: p for name, p in draft.named_parameters() if p.requires_grad}
         on_cpu_or_cuda = self.weight.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(
@@ -189,6 +194,8 @@ class _Run:
 
     def close(self) -> None:
         self.pace.close()
+        if self.noise is not None:
+            self.noise.remove()
         for name, parameter in self.draft.named_parameters():
             parameter.requires_grad_(self.was_trainable[name])
         self.draft.zero_grad(set_to_none=True)

@@ -26,8 +26,10 @@ class DistillConfig:
     `kl_weight`, `ce_weight`, `tv_weight`, `feature_weight`: Kullback-Leibler divergence from the target at
     `teacher_temperature`, cross entropy on the target's greedy token, total variation (1 - the acceptance of sampling), and
     relative squared error of the final hidden state (left out where draft and target differ in width). `shortlist`: tokens that
-    a head of more than 16,384 rows is trained on per step, besides those of the batch and random ones. `autocast`: bfloat16
-    arithmetic; None asks the machine.
+    a head of more than 16,384 rows is trained on per step, besides those of the batch and random ones. `train_embedding`,
+    `train_head`: whether these learn too, or stay as the target has them. `embedding_noise`: uniform noise on the inputs'
+    embeddings, this over the root of tokens x width (NEFTune, arXiv 2310.05914; 5 there). `autocast`: bfloat16 arithmetic; None
+    asks the machine.
     """
 
     budget_s: float | None = None
@@ -46,6 +48,8 @@ class DistillConfig:
     teacher_temperature: float = 1.0
     weight_decay: float = 0.0
     train_embedding: bool = False
+    train_head: bool = True
+    embedding_noise: float = 0.0
     shortlist: int = 8192
     heldout_sequences: int = 64
     evaluations: int = 8
@@ -76,7 +80,9 @@ class DistillConfig:
         """What a checkpoint must agree with: everything but the length of the run, its end and how it is watched."""
         ends = ("budget_s", "max_steps", "max_tokens", "anneal", "patience")
         free = (*ends, "keep_best", "checkpoint_every_s", "evaluations", "evaluate_at", "look_ratio")
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in free}
+        later = {"train_head": True, "embedding_noise": 0.0}  # checkpoints of version 0.1.0 do not know them
+        values = dataclasses.asdict(self)
+        return {key: value for key, value in values.items() if key not in free and later.get(key, ...) != value}
 
 
 @dataclass(frozen=True, slots=True)

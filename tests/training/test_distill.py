@@ -345,3 +345,22 @@ def test_alpha_is_looked_at_where_it_is_asked_for_on_the_texts_that_are_given(ca
     assert last.hits == tuple(int(m.sum()) for m in training.greedy_matches(draft, texts))
     assert last.value == pytest.approx(sum(last.hits) / sum(result.heldout_tokens))
     assert [point.weights for point in result.alpha_curve] == ["average", "average", "annealed"]
+
+
+def test_frozen_heads_stay_and_noise_is_on_training_alone(cache):
+    draft = make_draft(kept=list(range(40)))
+    head, before = draft.lm_head.weight.detach().clone(), weights(draft)
+    distill(draft, cache, dataclasses.replace(CONFIG, train_head=False))
+    assert torch.equal(draft.lm_head.weight, head) and not torch.equal(weights(draft), before)
+    quiet, noisy = make_draft(), make_draft()
+    first = distill(quiet, cache, CONFIG)
+    second = distill(noisy, cache, dataclasses.replace(CONFIG, embedding_noise=5.0))
+    assert first.alpha_curve[0].value == second.alpha_curve[0].value, "a look sees no noise"
+    assert not torch.equal(weights(quiet), weights(noisy))
+    ids = torch.arange(10)[None]
+    assert torch.equal(noisy.get_input_embeddings()(ids), make_draft().get_input_embeddings()(ids)), "the hook is gone"
+
+
+def test_settings_that_checkpoints_of_before_do_not_know_change_nothing():
+    assert not {"train_head", "embedding_noise", "keep_best", "patience", "look_ratio"} & set(CONFIG.identity())
+    assert dataclasses.replace(CONFIG, train_head=False).identity()["train_head"] is False
