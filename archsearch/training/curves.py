@@ -32,7 +32,8 @@ from archsearch.speedup import alpha_estimate, clamped, logit
 if TYPE_CHECKING:
     from archsearch.training.distill import CurvePoint
 
-REPEATS: Final = 5.0  # R: what repeating a text for ever is worth, in texts
+# R: what repeating a text for ever is worth, in texts (`benchmarks/data_curves.py`; a small draft of SmolLM2-135M on its texts)
+REPEATS: Final = 2.5
 LEAST_SLOPE: Final = 0.05  # logit(alpha) per e-fold of tokens: a curve goes on rising by this much at least
 _PSEUDO_CURVES: Final = 2.0  # how many curves the start's widths weigh against those observed
 
