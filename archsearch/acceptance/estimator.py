@@ -76,11 +76,17 @@ class AcceptanceContext:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceObservation:
-    """A measured draft: its shape, its alpha (with the std over prompts) and where that was."""
+    """A measured draft: its shape, its alpha (with the std over prompts) and where that was.
+
+    `likeness`: of its text to the text that is asked about, 0 to 1; `text`: which text that was, where it is another one: drafts
+    measured on one text share what that text is like.
+    """
 
     architecture: Architecture
     alpha: Estimate
     context: AcceptanceContext = field(default_factory=AcceptanceContext)
+    likeness: float = 1.0
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

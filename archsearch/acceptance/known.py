@@ -2,19 +2,20 @@
 
 A run folder keeps its finalists (training.json, trace.npz) and what an engine confirmed (best/<rank>/confirmed.json beside
 score.json); beside the runs lies what `archsearch acceptance --output runs/x.json` measured of drafts that exist. Each becomes an
-AcceptanceObservation in the context it was measured in, for `PriorAcceptance.fit`: one of them moves the intercept almost wholly.
-The training tokens go along, so that two minutes of training do not speak for ten hours.
+AcceptanceObservation in the context it was measured in, for `PriorAcceptance.fit`: one of them on the asked text moves the
+intercept almost wholly. The training tokens go along, so that two minutes of training do not speak for ten hours, and so does how
+alike its text is to the one that is asked about: text decides alpha more than any shape.
 
 Folders that are broken, unfinished or of another target are passed over: a search must not fail on what another one left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from archsearch.acceptance import run_index
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceObservation, VocabularyCoverage
@@ -23,18 +24,32 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json
 from archsearch.models.targets import resolve_target
+from archsearch.text.sketch_file import TextSketch
 
-# What other text under the same domain's name may differ by, logit: a study's domains spread by this much (published_fit.json).
-OTHER_TEXT_STD: Final = 0.22
+# Prompts this much alike are of one domain, whatever two people called it.
+SAME_DOMAIN: Final = 0.5
+
+# How the text of an earlier run is known to compare: the same prompts, others (likeness from their words), or nothing is kept of
+# them, so that its domain's name is all there is.
+Match = Literal["same", "other", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedText:
+    """The text that a search asks about: the sketch of its prompts, None where it has none, and its domain."""
+
+    sketch: TextSketch | None = None
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownDraft:
-    """An observation and where it lies; `prompts`: the text it was measured on, as the run was asked (None: the shipped one)."""
+    """An observation (which says how alike its text is), the folder it lies in, its run, and how that text is known."""
 
     observation: AcceptanceObservation
     path: Path
-    prompts: str | None
+    run: Path
+    match: Match
 
 
 def known_observations(
@@ -42,24 +57,31 @@ def known_observations(
     roots: Iterable[Path] = (Path("runs"),),
     *,
     files: Iterable[Path] = (),
-    prompts: str | None = None,
+    asked: AskedText = AskedText(),
     exclude: Path | None = None,
 ) -> list[AcceptanceObservation]:
     """What runs and alpha files under `roots`, and `files`, measured of drafts for `target` (its name, or its shape).
 
-    `prompts`: the text of the search that asks; what was measured on other text counts with OTHER_TEXT_STD more doubt.
     `exclude`: a run folder to leave out (the one that is asking). Raises ArchsearchError for a file of `files` that cannot be
     read or is of another target; never for what lies in a run folder.
     """
-    roots = tuple(roots)
-    found = []
-    for known in [*known_drafts(target, roots, exclude=exclude), *alpha_files(target, roots)]:
-        observation = known.observation
-        found.append(observation if known.prompts == prompts else _doubted(observation))
+    found = [known.observation for known in all_known(target, roots, asked=asked, exclude=exclude)]
     return [*found, *(read_alpha_file(path, target) for path in files)]
 
 
-def alpha_files(target: str | Architecture, roots: Iterable[Path]) -> list[KnownDraft]:
+def all_known(
+    target: str | Architecture,
+    roots: Iterable[Path] = (Path("runs"),),
+    *,
+    asked: AskedText = AskedText(),
+    exclude: Path | None = None,
+) -> list[KnownDraft]:
+    """The drafts of `known_drafts` and of `alpha_files`."""
+    roots = tuple(roots)
+    return [*known_drafts(target, roots, asked=asked, exclude=exclude), *alpha_files(target, roots, asked=asked)]
+
+
+def alpha_files(target: str | Architecture, roots: Iterable[Path], *, asked: AskedText = AskedText()) -> list[KnownDraft]:
     """The drafts for `target` whose alpha `archsearch acceptance --output` wrote right under `roots`; other files are passed
     over."""
     found = []
@@ -71,24 +93,28 @@ def alpha_files(target: str | Architecture, roots: Iterable[Path]) -> list[Known
             observation = read_alpha_file(path, target)
         except ArchsearchError:
             continue
-        prompts = data.get("prompts_file")
-        found.append(KnownDraft(observation, path, prompts if isinstance(prompts, str) else None))
+        sketch = _sketch_then(path, {"prompts": data.get("prompts_file")})
+        found.append(_on_text(KnownDraft(observation, path, path, "unknown"), sketch, asked))
     return found
 
 
 def known_drafts(
-    target: str | Architecture, roots: Iterable[Path] = (Path("runs"),), *, exclude: Path | None = None
+    target: str | Architecture,
+    roots: Iterable[Path] = (Path("runs"),),
+    *,
+    asked: AskedText = AskedText(),
+    exclude: Path | None = None,
 ) -> list[KnownDraft]:
     """Every draft for `target` in the run folders under `roots`; a draft both replayed and confirmed once."""
     found: list[KnownDraft] = []
     left_out = exclude.resolve() if exclude else None
     for root in roots:
         for run, facts in run_index.runs_under(root).items():
-            if run.resolve() == left_out:
+            if run.resolve() == left_out or not facts.drafts:
                 continue
             shape = _target_of(facts.arguments, target)
             if shape is not None:
-                found.extend(_drafts_of(run, facts, shape))
+                found.extend(_drafts_of(run, facts, shape, asked))
     return found
 
 
@@ -115,12 +141,6 @@ def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObserva
     if other is not None and shape is None:
         raise ArchsearchError(f"{path} was measured for target {other!r}, not for this one; leave it out")
     return AcceptanceObservation(arch, alpha, context)
-
-
-def _doubted(observation: AcceptanceObservation) -> AcceptanceObservation:
-    alpha = observation.alpha
-    extra = OTHER_TEXT_STD * alpha.value * (1.0 - alpha.value)
-    return replace(observation, alpha=Estimate(alpha.value, (alpha.std**2 + extra**2) ** 0.5, alpha.source))
 
 
 # --- targets ---------------------------------------------------------------------------------------------------------------
@@ -155,17 +175,49 @@ def _target_of(arguments: Mapping[str, Any], target: str | Architecture) -> Arch
 # --- drafts of one run -----------------------------------------------------------------------------------------------------
 
 
-def _drafts_of(run: Path, facts: run_index.RunFacts, target: Architecture) -> list[KnownDraft]:
-    asked = facts.arguments.get("prompts")
-    prompts = asked if isinstance(asked, str) else None
+def _drafts_of(run: Path, facts: run_index.RunFacts, target: Architecture, asked: AskedText) -> list[KnownDraft]:
+    sketch = facts.text or _sketch_then(run / "run.yaml", facts.arguments)
     found: dict[Architecture, KnownDraft] = {}
     for draft in facts.drafts:
         try:
             observation = AcceptanceObservation(draft.architecture, draft.alpha, _context(facts.arguments, target, draft))
+            known = _on_text(KnownDraft(observation, run / draft.folder, run, "unknown"), sketch, asked)
         except (ArchsearchError, TypeError, ValueError):
             continue  # asked with values that another version knew
-        found.setdefault(draft.architecture, KnownDraft(observation, run / draft.folder, prompts))
+        found.setdefault(draft.architecture, known)
     return list(found.values())
+
+
+def _on_text(draft: KnownDraft, sketch: TextSketch | None, asked: AskedText) -> KnownDraft:
+    """The draft with how alike its text is to the asked one."""
+    observation = replace(draft.observation, likeness=0.0, text=str(draft.run) if sketch is None else sketch.digest)
+    if sketch is None or asked.sketch is None:
+        return replace(draft, observation=observation)
+    from archsearch.text.likeness import likeness
+
+    observation = replace(observation, likeness=likeness(sketch, asked.sketch))
+    if observation.likeness >= SAME_DOMAIN and asked.domain:
+        observation = replace(observation, context=replace(observation.context, domain=asked.domain))
+    return replace(draft, observation=observation, match="same" if sketch.digest == asked.sketch.digest else "other")
+
+
+def _sketch_then(written: Path, arguments: Mapping[str, Any]) -> TextSketch | None:
+    """The sketch of a run that kept none, from its prompt files where they still are as they were when `written` was."""
+    files = [Path(value) if isinstance(value := arguments.get(name), str) else None for name in ("prompts", "heldout")]
+    try:
+        began = written.stat().st_mtime
+        changed = [path.stat().st_mtime for path in files if path is not None]
+        return None if any(time > began for time in changed) else _sketch_of_files(files[0], files[1], max(changed, default=0.0))
+    except (OSError, ArchsearchError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _sketch_of_files(prompts: Path | None, heldout: Path | None, _changed: float) -> TextSketch:
+    from archsearch.text.likeness import sketch_of_set
+    from archsearch.text.prompt_set import load_prompt_set
+
+    return sketch_of_set(load_prompt_set(prompts, heldout))
 
 
 def _context(arguments: Mapping[str, Any], target: Architecture, draft: run_index.DraftFact) -> AcceptanceContext:
@@ -180,12 +232,3 @@ def _context(arguments: Mapping[str, Any], target: Architecture, draft: run_inde
         coverage=coverage,
         trained_tokens=draft.trained_tokens,
     )
-
-
-def summary(observations: Sequence[AcceptanceObservation]) -> str:
-    """One line for people: how many drafts, and their alphas."""
-    if not observations:
-        return "nothing was measured for this target before"
-    values = ", ".join(f"{o.architecture.label()} {o.alpha.value:.2f}" for o in observations[:3])
-    more = f" and {len(observations) - 3} more" if len(observations) > 3 else ""
-    return f"{len(observations)} drafts measured for this target before: {values}{more}"

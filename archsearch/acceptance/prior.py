@@ -12,7 +12,8 @@ std, the spread of a domain over studies and data sets part of each domain's. Al
 *difference* between two shapes (about 0.15 for usual ones) is far below the absolute one (about 0.6).
 
 `fit` is the conjugate update of all coefficients: one measured draft moves the intercept almost wholly, several sharpen the
-slopes.
+slopes. What was measured on another text than the asked one has that text's own effect: a Gaussian process over texts, whose
+correlation follows from how alike their words are (`text_correlation`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from archsearch.acceptance.drifts import first_alpha
 from archsearch.acceptance.estimator import DOMAINS, Acceptance, AcceptanceContext, AcceptanceObservation
 from archsearch.acceptance.fitted import FIT_FILE, load_fit
 from archsearch.acceptance.known_targets import known_target
+from archsearch.acceptance.published import Spread
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
@@ -61,6 +63,12 @@ VOCABULARY_STD_KNOWN: Final = 0.03
 # sketches) and 0 to 4 % in sampled published sweeps (NeMo-RL). From the *first* position acceptance rises when greedy:
 # `drifts.Drifts`.
 INDEPENDENT_DRIFT: Final = Term(0.0, 0.05)
+
+# Std of logit(alpha) over kinds of prompts, one shape distilled on each (benchmarks/text_likeness.py). The table's data sets, whose
+# drafts are larger and saw much of everything, spread by half as much.
+NARROW_TEXT_STD: Final = 0.80
+# The correlation of two texts' effects is their likeness to this power (benchmarks/text_likeness.py).
+LIKENESS_POWER: Final = 1.0
 
 _INDEX: Final = {name: number for number, name in enumerate(COEFFICIENTS)}
 # What version 0.1.0 wrote to prior.json, in its order: without names.
@@ -106,6 +114,17 @@ def _untrimmed_alpha(alpha: float, coverage: float) -> float:
     return (low + high) / 2
 
 
+def text_std(domain: str, spread: Mapping[str, float], *, own: bool = True) -> float:
+    """Std in logit of a text's own effect in a domain: as the table's data sets spread, and with `own` of `narrow` as it was
+    measured here where that is more."""
+    return max(NARROW_TEXT_STD if own and domain == "narrow" else 0.0, Spread(**spread).of_text(domain))
+
+
+def text_correlation(likeness: float) -> float:
+    """Correlation of the effects of two texts on logit(alpha), from how alike their prompts are."""
+    return min(max(likeness, 0.0), 1.0) ** LIKENESS_POWER
+
+
 class PriorAcceptance:
     """alpha of an untrained shape from published measurements, sharpened by what was measured for this target.
 
@@ -124,6 +143,9 @@ class PriorAcceptance:
         known = known_target(target) if target is not None and self.fit_file == FIT_FILE else None
         self.coefficients_ = (known or self._published).mean.copy()
         self.covariance_ = (known or self._published).covariance.copy()
+        narrow, spread = _INDEX["domain narrow"], self._published.spread
+        # The table's share of a text's effect is in there already.
+        self.covariance_[narrow, narrow] += text_std("narrow", spread) ** 2 - text_std("narrow", spread, own=False) ** 2
         self.made_ = known.made if known else None
         self.observations_ = 0
         self.source_ = "prior"
@@ -176,13 +198,37 @@ class PriorAcceptance:
             measured_std = observation.alpha.std / (alpha * (1.0 - alpha))
             noise.append(SHAPE_NOISE_STD**2 + vocabulary_std**2 + measured_std**2)
         x, y = np.stack(rows), np.array(targets)
-        gain = self.covariance_ @ x.T @ np.linalg.inv(x @ self.covariance_ @ x.T + np.diag(noise))
+        shared, among = self._other_texts(observations)
+        cross = self.covariance_ @ x.T + shared  # [coefficients, observations]
+        whole = x @ self.covariance_ @ x.T + x @ shared + shared.T @ x.T + among + np.diag(noise)
+        gain = cross @ np.linalg.inv(whole)
         self.coefficients_ = self.coefficients_ + gain @ (y - x @ self.coefficients_)
-        updated = self.covariance_ - gain @ x @ self.covariance_
+        updated = self.covariance_ - gain @ cross.T
         self.covariance_ = (updated + updated.T) / 2
         self.observations_, self._kept = len(observations), True
         self.source_ = "modelled"
         return self
+
+    def _other_texts(self, observations: Sequence[AcceptanceObservation]) -> tuple[np.ndarray, np.ndarray]:
+        """What texts other than the asked one add to each observation: its covariance with the coefficients
+        [coefficients, observations] and among observations [observations, observations]; zero for the asked text.
+
+        A domain's coefficient holds the effect of the asked text, u ~ N(0, s^2). An observation on text t has u_t in its place,
+        Cov(u_t, u) = k_t s^2, so it departs by u_t - u. Two other texts are taken to be alike through the asked one: k_t k_v.
+        """
+        count = len(observations)
+        shared, among = np.zeros((len(COEFFICIENTS), count)), np.zeros((count, count))
+        for i, one in enumerate(observations):
+            apart = 1.0 - text_correlation(one.likeness)
+            if apart <= 0.0:
+                continue
+            variance = text_std(one.context.domain, self._published.spread) ** 2
+            shared[_INDEX[f"domain {one.context.domain}"], i] = -variance * apart
+            for j, other in enumerate(observations):
+                if other.context.domain == one.context.domain:
+                    away = 1.0 - text_correlation(other.likeness)
+                    among[i, j] = 2.0 * variance * apart if i == j or one.text == other.text else variance * apart * away
+        return shared, among
 
     def to_dict(self) -> dict[str, Any]:
         """What was learnt, so that a search that is continued scores as it began."""

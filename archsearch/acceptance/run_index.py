@@ -17,12 +17,13 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_text
+from archsearch.text.sketch_file import SKETCH_FILE, TextSketch, load_sketch
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 INDEX: Final = ".known.json"
-ARGUMENTS: Final = ("target", "prompts", "context", "domain", "temperature")  # what an observation's context needs
+ARGUMENTS: Final = ("target", "prompts", "heldout", "context", "domain", "temperature")  # what an observation's context needs
 _STAMPED: Final = (
-    "run.yaml", "finalists/*/training.json", "finalists/*/trace.npz", "best/*/confirmed.json", "best/*/score.json",
+    "run.yaml", SKETCH_FILE, "finalists/*/training.json", "finalists/*/trace.npz", "best/*/confirmed.json", "best/*/score.json",
     "best/*/training.json",
 )  # fmt: skip
 
@@ -54,17 +55,20 @@ class DraftFact:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run was asked (ARGUMENTS), and its drafts."""
+    """What a run was asked (ARGUMENTS), its drafts, and the sketch of its prompts, None where it kept none."""
 
     arguments: Mapping[str, Any]
     drafts: tuple[DraftFact, ...]
+    text: TextSketch | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"arguments": dict(self.arguments), "drafts": [draft.to_dict() for draft in self.drafts]}
+        text = {"text": self.text.to_dict()} if self.text is not None else {}
+        return {"arguments": dict(self.arguments), "drafts": [draft.to_dict() for draft in self.drafts], **text}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunFacts:
-        return cls(dict(data["arguments"]), tuple(DraftFact.from_dict(draft) for draft in data["drafts"]))
+        text = TextSketch.from_dict(data["text"]) if "text" in data else None
+        return cls(dict(data["arguments"]), tuple(DraftFact.from_dict(draft) for draft in data["drafts"]), text)
 
 
 def runs_under(root: Path) -> dict[Path, RunFacts]:
@@ -95,7 +99,7 @@ def read_run(run: Path) -> RunFacts:
                 drafts.append(read(run, path.parent))
             except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError):
                 continue  # what it says is lost, the search goes on
-    return RunFacts(arguments, tuple(drafts))
+    return RunFacts(arguments, tuple(drafts), load_sketch(run) if drafts else None)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.latency.drafted import running
 from archsearch.models.named_drafters import NamedDrafter, resolve_drafter
 from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.acceptance.known import AskedText
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
 from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
 from archsearch.pipeline.serving import engine_requests, served_words
@@ -73,7 +74,10 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
     Raises ArchsearchError for an engine that does not run such drafts, or cannot shard one over the ranks.
     """
     ref = resolve_target(request.target)
-    acceptance, prior_words = acceptance_for(request.alpha, request.target)
+    asked_text = AskedText(domain=request.domain)  # nobody says which prompts
+    acceptance, prior_words = acceptance_for(
+        request.alpha, request.target, asked=asked_text, temperature=request.asked.temperature
+    )
     priced: list[_Priced] = []
     workloads: dict[str, Workload] = {}
     group_of: dict[int, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.architecture.architecture import Architecture
@@ -28,8 +28,12 @@ from archsearch.search.objective import Latency
 from archsearch.threads import DEFAULT
 from archsearch.workload import Mode, Workload, WorkloadRequest, dtype_name
 
+if TYPE_CHECKING:
+    from archsearch.acceptance.known import AskedText
+
 DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
 RANKS = (1, 2, 4, 8)
+NOTHING_KNOWN = "nothing was measured for this target before"
 
 
 @dataclass(frozen=True)
@@ -255,15 +259,17 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
 
 
 def acceptance_for(
-    choice: str, target: str, *, prompts: Path | None = None, state: Path | None = None
+    choice: str, target: str, *, asked: AskedText | None = None, temperature: float = 0.0, state: Path | None = None
 ) -> tuple[AcceptanceEstimator, str]:
     """The estimator that `--alpha` names, and what it rests on in words.
 
-    A number; or a row of `acceptance.registry`, fitted to what earlier runs in `runs` measured for this target. `state`: the file
-    that keeps the prior that a search began with, written when it is new.
+    A number; or a row of `acceptance.registry`, fitted to what earlier runs in `runs` measured for this target, as far as their
+    text is like the `asked` one. `state`: the file that keeps the prior that a search began with, written when it is new; what
+    the earlier runs moved is its `earlier`.
     """
+    from archsearch.acceptance.earlier import earlier
     from archsearch.acceptance.estimator import GivenAcceptance
-    from archsearch.acceptance.known import known_observations, summary
+    from archsearch.acceptance.known import AskedText, all_known
     from archsearch.acceptance.known_targets import known_target
     from archsearch.acceptance.prior import PriorAcceptance
     from archsearch.acceptance.registry import CHOICES
@@ -274,17 +280,21 @@ def acceptance_for(
     if state is not None and state.exists():
         data = read_json(state, "prior of the run")
         return PriorAcceptance.from_dict(data), str(data["words"])
-    run = state.parent if state is not None else None
-    known = known_observations(target, prompts=str(prompts) if prompts else None, exclude=run)
-    estimator, words = CHOICES[choice].make(), summary(known)
+    asked = asked or AskedText()
+    known = all_known(target, asked=asked, exclude=state.parent if state is not None else None)
+    estimator, words = CHOICES[choice].make(), NOTHING_KNOWN
+    moved = None
     if isinstance(estimator, PriorAcceptance):
         shape = resolve_target(target).architecture
         published = known_target(shape)
+        moved = earlier(shape, known, asked, temperature)
+        words = moved.words() if moved is not None else words
         words = f"{published.words}; {words}" if published else words
         estimator = estimator.about(shape)
-    estimator = estimator.fit(known)
+    estimator = estimator.fit([draft.observation for draft in known])
     if state is not None and isinstance(estimator, PriorAcceptance):
-        write_json(state, {"words": words, **estimator.to_dict()})
+        told = moved.to_dict() if moved is not None else None
+        write_json(state, {"words": words, "earlier": told, **estimator.to_dict()})
     return estimator, words
 
 

@@ -104,6 +104,7 @@ def outcome(
         "dtype": session.source.dtype,
         "workload": asdict(session.scorer.workload),
         "prior": session.prior_words,
+        "earlier": session.earlier(),
         "space": session.space.name,
         "trials": result.finished,
         "invalid": result.invalid,
@@ -118,7 +119,7 @@ def outcome(
 
 def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     """The search that climbs: text, rung 0, short trainings, full training, confirmation, all inside the time budget."""
-    from archsearch.acceptance.known import known_observations, summary
+    from archsearch.acceptance.known import known_observations
     from archsearch.pipeline import climb
 
     request, run = session.request, session.run
@@ -134,8 +135,8 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     climb.write_texts(trainer, file, plan)
     coverage = trainer.texts.coverage()
     session.scorer = session.scorer.with_coverage(coverage)
-    known = known_observations(request.target, prompts=str(request.prompts) if request.prompts else None, exclude=run.path)
-    file.note(f"prior: {summary(known)}")
+    known = known_observations(request.target, asked=session.asked_text, exclude=run.path)
+    file.note(f"prior: {session.prior_words}")
     if request.alpha != "supernet":
         file.note(
             "the supernet rung is left out: it has ranked shapes worse than short trainings of the same cost "

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.acceptance import registry
+from archsearch.acceptance.known import AskedText
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import ensure_writable_dir
+from archsearch.files import ensure_writable_dir, read_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
@@ -26,6 +27,7 @@ from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.speedup import MAX_GAMMA
 from archsearch.text.prompt_set import load_prompt_set
+from archsearch.text.sketch_file import load_sketch, save_sketch
 from archsearch.workload import Workload, WorkloadRequest
 
 PRIOR_FILE = "prior.json"
@@ -168,6 +170,7 @@ class SearchSession:
     scorer: Scorer
     run: Run
     prior_words: str = ""
+    asked_text: AskedText = AskedText()
 
     @classmethod
     def start(cls, request: SearchRequest, run: Run | None = None) -> SearchSession:
@@ -194,6 +197,7 @@ class SearchSession:
         limits = memory_limits(space, target.architecture, workload, source.device)
         arguments = request.arguments()
         described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
+        reopened = run is not None
         if run is not None:
             pass
         elif request.run is not None and (request.run / "run.yaml").exists():
@@ -201,8 +205,9 @@ class SearchSession:
         else:
             ensure_writable_dir(request.run or Path("runs"))
             run = create_run(Path("runs"), arguments, device=source.device.to_dict(), path=request.run, **described)
+        asked_text = AskedText(load_sketch(run.path), request.domain) if reopened else _asked_text(request, run)
         acceptance, prior_words = acceptance_for(
-            request.alpha, request.target, prompts=request.prompts, state=run.path / PRIOR_FILE
+            request.alpha, request.target, asked=asked_text, temperature=request.temperature, state=run.path / PRIOR_FILE
         )
         scorer = Scorer(
             target.architecture,
@@ -215,7 +220,7 @@ class SearchSession:
         )
         # A window that does not reach the end of an answer costs alpha there, also where it holds the context.
         scorer = scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
-        return cls(request, target, source, space, scorer, run, prior_words)
+        return cls(request, target, source, space, scorer, run, prior_words, asked_text)
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:
@@ -232,6 +237,11 @@ class SearchSession:
             profile=named,
         )
         return cls.start(replace(request, asked=asked), run)
+
+    def earlier(self) -> dict[str, Any] | None:
+        """What earlier runs moved (`acceptance.earlier.Earlier.to_dict`); None where none did, or nobody wrote it down."""
+        path = self.run.path / PRIOR_FILE
+        return read_json(path, "prior of the run").get("earlier") if path.exists() else None
 
     def about(self) -> dict[str, Any]:
         """What scores depend on besides space and scorer, for the storage: the profile, and how it is read."""
@@ -254,6 +264,17 @@ class SearchSession:
             plain_text=self.request.text,
             threads=self.source.threads,
         )
+
+
+def _asked_text(request: SearchRequest, run: Run) -> AskedText:
+    """The text that is asked about: the user's prompts, or those that drafts are trained on; kept with the run as a sketch."""
+    sketch = load_sketch(run.path)
+    if sketch is None and (request.prompts is not None or request.confirm):
+        from archsearch.text.likeness import sketch_of_set
+
+        sketch = sketch_of_set(load_prompt_set(request.prompts, request.heldout))
+        save_sketch(sketch, run.path)
+    return AskedText(sketch, request.domain)
 
 
 def without_password(storage: str | None) -> str | None:

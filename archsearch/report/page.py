@@ -15,6 +15,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.progress import human_time
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.headline import Headline, headline
+from archsearch.report.learning import section_learning
 from archsearch.report.load import section_load
 from archsearch.report.phrases import SOURCES, launches, millions
 from archsearch.report.plots import section_plots
@@ -43,6 +44,7 @@ def write_html(run: Run) -> Path:
         if item.schedule is not None:
             parts.append(section_schedule(item, item.schedule))
     parts.append(_section_rungs(reading.climb))
+    parts.append(section_learning(reading))
     parts.append(section_plots(run, reading, head.lead))
     parts.append(_section_provenance(run))
     parts.append(_section_next(head))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from archsearch.report.figures import INK, MARK, SERIES, STYLE, canvas, shade, svg_text
+from archsearch.report.learning import plot_learning, trained
 from archsearch.report.reading import Reading, Shown, complete_trials
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import Run
@@ -23,13 +24,11 @@ def section_plots(run: Run, reading: Reading, lead: Shown | None) -> str:
     import matplotlib
 
     found, trials = reading.candidates, _plotted_trials(run)
-    figures = []
+    figures: list[tuple[Figure, str] | None] = []
     with matplotlib.rc_context(STYLE):
         if trials:
             figures += [_plot_trials(trials, found), _plot_latency(trials)]
-        curves = _learning_curves(reading)
-        if curves:
-            figures.append(_plot_learning(curves))
+        figures.append(plot_learning(trained(reading)))
         confirmed = next((item for item in (lead, *found) if item is not None and item.confirmed is not None), None)
         if confirmed is not None and confirmed.confirmed is not None and confirmed.confirmed.other_gammas:
             figures.append(_plot_gammas(confirmed.rank, confirmed.confirmed))
@@ -131,26 +130,6 @@ def _plot_latency(trials: Sequence[_Trial]) -> tuple[Figure, str]:
     return figure, ("What depth and width cost: predicted time of one draft token (draft time / gamma, trials.csv) against "
                     "layers, hidden sizes side by side. The spread of one colour comes from the other choices: ffn, heads, rows "
                     "of the head.")  # fmt: skip
-
-
-def _learning_curves(reading: Reading) -> dict[str, list[tuple[float, float]]]:
-    """Alpha against seconds of training, by shape; of the ranked candidates and of finalists that are not ranked."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for record in (*(item.trained_by for item in reading.candidates if item.trained_by is not None), *reading.finalists):
-        if record.alpha_curve:
-            curves.setdefault(record.architecture.label(), list(record.alpha_curve))
-    return curves
-
-
-def _plot_learning(curves: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Figure, str]:
-    figure, axes = canvas()
-    for number, (name, points) in enumerate(curves.items()):
-        axes.plot(*zip(*points, strict=True), color=SERIES[number % len(SERIES)], linewidth=1.8, marker="o", markersize=3,
-                  linestyle="-" if number < len(SERIES) else "--", label=name)  # fmt: skip
-    axes.set(xlabel="training time, seconds", ylabel="alpha during training")
-    axes.legend(loc="lower right")
-    return figure, ("Learning curves: alpha as training saw it (measured; training.json) against seconds of training. The alpha "
-                    "in the tables is measured afterwards on held-out text.")  # fmt: skip
 
 
 def _plot_gammas(rank: int, confirmed: Confirmed) -> tuple[Figure, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,22 +20,73 @@ TRAINING_FILE: Final = "training.json"
 TRACE_FILE: Final = "trace.npz"
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingLook:
+    """A look at a draft while it was trained: alpha on texts that it is not trained on, and the mean training loss before it.
+
+    `tokens`, `seconds`: of training so far; `epochs`: times that it has seen all of its text; `loss` None and `epochs` None where
+    that is not known.
+    """
+
+    tokens: int
+    seconds: float
+    alpha: float
+    loss: float | None = None
+    epochs: float | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainingLook:
+        loss, epochs = data.get("loss"), data.get("epochs")
+        return cls(
+            int(data["tokens"]),
+            float(data["seconds"]),
+            float(data["alpha"]),
+            None if loss is None else float(loss),
+            None if epochs is None else float(epochs),
+        )
+
+
 @dataclass(frozen=True)
 class TrainingRecord:
     """training.json: how long a draft was trained (seconds, tokens with prompts) and on what. `record`: the whole file, which
-    export copies; `alpha_curve`: (seconds, alpha) on a slice of the training text that is not trained on."""
+    export copies; `looks`: its learning curve; `kept`: the look whose weights stayed, `stopped`: why training ended before its
+    time, `distinct_tokens`: that the target wrote for it; None, "" where the file does not say."""
 
     architecture: Architecture
     tokens: int
     seconds: float
-    alpha_curve: tuple[tuple[float, float], ...]
     record: dict[str, Any] = field(repr=False, compare=False)
+    looks: tuple[TrainingLook, ...] = ()
+    kept: TrainingLook | None = None
+    stopped: str = ""
+    distinct_tokens: int | None = None
+
+    @property
+    def epochs(self) -> float | None:
+        """How often it has seen all of its text."""
+        if self.record.get("epoch_tokens"):
+            return self.tokens / float(self.record["epoch_tokens"])
+        return self.looks[-1].epochs if self.looks else None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainingRecord:
-        curve = tuple((float(seconds), float(alpha)) for seconds, alpha in data.get("alpha_curve") or () if alpha is not None)
         shape = Architecture.from_dict(data["architecture"])
-        return cls(shape, int(data.get("tokens") or 0), float(data["seconds"]), curve, dict(data))
+        tokens, seconds = int(data.get("tokens") or 0), float(data["seconds"])
+        kept, distinct = data.get("kept"), data.get("distinct_tokens") or data.get("text_tokens")
+        if data.get("looks") is not None:
+            looks = tuple(TrainingLook.from_dict(look) for look in data["looks"] if look.get("alpha") is not None)
+        else:
+            looks = _looks_of_curves(data, tokens, seconds)
+        return cls(
+            shape,
+            tokens,
+            seconds,
+            dict(data),
+            looks,
+            TrainingLook.from_dict(kept) if kept else None,
+            str(data.get("stopped") or ""),
+            int(distinct) if distinct else None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.record)
@@ -42,6 +94,18 @@ class TrainingRecord:
     def without_curves(self) -> dict[str, Any]:
         """The file's content less its long lists: what an export keeps of it."""
         return {key: value for key, value in self.record.items() if not key.endswith("_curve")}
+
+
+def _looks_of_curves(data: Mapping[str, Any], tokens: int, seconds: float) -> tuple[TrainingLook, ...]:
+    """Looks of a file that has curves over seconds only: tokens in proportion to them, the loss noted last before each."""
+    losses = [(float(at), float(loss)) for at, loss in data.get("loss_curve") or () if loss is not None]
+    looks = []
+    for at, alpha in data.get("alpha_curve") or ():
+        if alpha is not None:
+            before = [loss for when, loss in losses if when <= float(at)]
+            seen = round(tokens * float(at) / seconds) if seconds > 0 else 0
+            looks.append(TrainingLook(seen, float(at), float(alpha), before[-1] if before else None))
+    return tuple(looks)
 
 
 def read_training(folder: Path) -> TrainingRecord | None:

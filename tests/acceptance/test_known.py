@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from archsearch.acceptance import run_index
-from archsearch.acceptance.known import OTHER_TEXT_STD, known_drafts, known_observations, read_alpha_file, summary
+from archsearch.acceptance.earlier import earlier
+from archsearch.acceptance.known import AskedText, known_drafts, known_observations, read_alpha_file
 from archsearch.acceptance.measured import Trace
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
+from archsearch.text.likeness import sketch_of_set
+from archsearch.text.prompt_set import load_prompt_set
+from archsearch.text.sketch_file import save_sketch
 
 TARGET = catalogue.load("smollm2-135m").architecture
 DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152)
@@ -63,7 +68,6 @@ def test_finalists_and_confirmations_of_the_same_target(tmp_path) -> None:
     assert replayed.context.temperature == 0.0  # a trace is greedy, whatever the run was asked
     assert confirmed.architecture == DRAFT and confirmed.alpha.value == 0.61 and confirmed.context.temperature == 0.7
     assert len(known_observations(TARGET, [tmp_path])) == 2 and known_observations("llama-2-7b", [tmp_path]) == []
-    assert "2 drafts" in summary([replayed, confirmed]) and "nothing" in summary([])
 
 
 def test_a_draft_replayed_and_confirmed_counts_once(tmp_path) -> None:
@@ -74,14 +78,78 @@ def test_a_draft_replayed_and_confirmed_counts_once(tmp_path) -> None:
     assert found.observation.alpha.value == pytest.approx(0.7) and found.path.name == "a"
 
 
-def test_the_asking_run_is_left_out_and_other_text_is_doubted(tmp_path) -> None:
+SHOP = [f"A customer asks when order number {n} will arrive. Write a short, polite reply." for n in range(40)]
+MATHS = [f"Ann has {n} apples and gives {n // 2} of them to Bob. How many apples are left for Ann?" for n in range(40)]
+
+
+def prompt_file(path: Path, texts: list[str]) -> str:
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    os.utime(path, (0, 0))  # older than any run
+    return str(path)
+
+
+def asked_for(path: str, domain: str = "narrow") -> AskedText:
+    return AskedText(sketch_of_set(load_prompt_set(Path(path), None)), domain)
+
+
+def test_the_asking_run_is_left_out(tmp_path) -> None:
     run = make_run(tmp_path)
     add_finalist(run)
     assert known_observations("smollm2-135m", [tmp_path], exclude=run) == []
-    (same,) = known_observations("smollm2-135m", [tmp_path])
-    (other,) = known_observations("smollm2-135m", [tmp_path], prompts="mine.jsonl")
-    assert other.alpha.value == same.alpha.value
-    assert other.alpha.std == pytest.approx((same.alpha.std**2 + (OTHER_TEXT_STD * 0.7 * 0.3) ** 2) ** 0.5)
+
+
+def test_how_alike_the_texts_are_goes_along(tmp_path) -> None:
+    shop, same, like, maths = (
+        prompt_file(tmp_path / f"{name}.jsonl", texts)
+        for name, texts in (("shop", SHOP), ("same", SHOP[::-1]), ("like", SHOP[5:30]), ("maths", MATHS))
+    )
+    root = tmp_path / "runs"
+    add_finalist(make_run(root, prompts=shop), DRAFT)  # keeps no sketch, but its file is still there
+    (known,) = known_drafts("smollm2-135m", [root], asked=asked_for(same))
+    assert known.match == "same" and known.observation.likeness == 1.0
+    (known,) = known_drafts("smollm2-135m", [root], asked=asked_for(like, "code"))
+    assert known.match == "other" and known.observation.likeness > 0.9
+    assert known.observation.context.domain == "code"  # one kind of text, whatever two people called it
+    (known,) = known_drafts("smollm2-135m", [root], asked=asked_for(maths, "math"))
+    assert known.match == "other" and known.observation.likeness < 0.2 and known.observation.context.domain == "narrow"
+    (known,) = known_drafts("smollm2-135m", [root])  # who asks has no text
+    assert known.match == "unknown" and known.observation.likeness == 0.0
+
+
+def test_a_sketch_outlives_its_prompts_and_a_changed_file_does_not_speak(tmp_path) -> None:
+    shop, root = prompt_file(tmp_path / "shop.jsonl", SHOP), tmp_path / "runs"
+    asked = asked_for(shop)
+    kept, gone, changed = (make_run(root, name, prompts=str(tmp_path / f"{name}.jsonl")) for name in ("kept", "gone", "changed"))
+    save_sketch(asked.sketch, kept)
+    (tmp_path / "changed.jsonl").write_text(Path(shop).read_text())  # written after the run began
+    os.utime(tmp_path / "changed.jsonl", (2**31, 2**31))
+    for run in (kept, gone, changed):
+        add_finalist(run)
+    found = {draft.run.name: draft.match for draft in known_drafts("smollm2-135m", [root], asked=asked)}
+    assert found == {"kept": "same", "gone": "unknown", "changed": "unknown"}
+    assert {draft.run.name: draft.match for draft in known_drafts("smollm2-135m", [root], asked=asked)} == found  # the index
+
+
+def test_what_earlier_runs_moved_is_told(tmp_path) -> None:
+    shop, maths = prompt_file(tmp_path / "shop.jsonl", SHOP), prompt_file(tmp_path / "maths.jsonl", MATHS)
+    root = tmp_path / "runs"
+    for name, alpha in (("a", 0.79), ("b", 0.75)):
+        add_finalist(make_run(root, name, prompts=shop), DRAFT if name == "a" else SMALL_HEAD, alpha)
+    assert earlier(TARGET, [], AskedText(), 0.0) is None
+    on_shop, on_maths = asked_for(shop), asked_for(maths)
+    same = earlier(TARGET, known_drafts("smollm2-135m", [root], asked=on_shop), on_shop, 0.0)
+    other = earlier(TARGET, known_drafts("smollm2-135m", [root], asked=on_maths), on_maths, 0.0)
+    assert same.before == other.before and same.after.value > same.before.value + 0.1
+    # Most of what shop letters say about maths is that they are shop letters.
+    assert other.after.value - other.before.value < 0.35 * (same.after.value - same.before.value)
+    assert other.after.std > 2.0 * same.after.std
+    assert same.words().startswith("earlier runs: 2 drafts of runs a, b on the same prompts moved alpha of a 2-layer draft from ")
+    assert "on other text (likeness 0." in other.words()
+    add_finalist(make_run(root, "c", prompts=maths), DRAFT, 0.5)
+    both = earlier(TARGET, known_drafts("smollm2-135m", [root], asked=on_maths), on_maths, 0.0)
+    assert [text.runs for text in both.texts] == [("c",), ("a", "b")] and "; together to 0." in both.words()
+    assert json.loads(json.dumps(both.to_dict()))["texts"][1]["drafts"] == 2
+    assert both.after.value == pytest.approx(both.texts[0].alpha.value, abs=0.03)  # the asked text's own draft decides
 
 
 @pytest.mark.parametrize(
@@ -129,7 +197,8 @@ def test_an_alpha_file(tmp_path) -> None:
 
 def test_one_known_draft_sharpens_the_prior(tmp_path) -> None:
     add_finalist(make_run(tmp_path), DRAFT, 0.75)
-    observations = known_observations("smollm2-135m", [tmp_path])
+    asked = AskedText(sketch_of_set(load_prompt_set(None, None)), "narrow")  # a run without --prompts was on the demo's
+    observations = known_observations("smollm2-135m", [tmp_path], asked=asked)
     context = observations[0].context
     before = PriorAcceptance().predict(DRAFT.replace(num_hidden_layers=4), context).alpha
     after = PriorAcceptance().fit(observations).predict(DRAFT.replace(num_hidden_layers=4), context).alpha

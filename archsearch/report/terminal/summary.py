@@ -6,6 +6,7 @@ import textwrap
 from typing import Final
 
 from archsearch.report.headline import headline
+from archsearch.report.learning import learning_lines
 from archsearch.report.phrases import millions, shell_path
 from archsearch.report.reading import Shown, read_run
 from archsearch.runs.run import Run
@@ -51,6 +52,9 @@ def summary_text(run: Run) -> str:
         times = "; draft ms: all gamma tokens" if any("draft ms" in line for line in lines) else ""
         lines.append(f"± one standard deviation{times}. Alpha from: {sources}.")
         lines.append("")
+    learnt = learning_lines(reading)
+    if learnt:
+        lines += ["Learning curve:", *(f"  {line}" for text in learnt for line in wrap(text, 96)), ""]
     lines.append("Next:")
     for why, command in head.next:
         lines += [f"  {why}:", f"    {command}"]

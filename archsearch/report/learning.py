@@ -1,0 +1,160 @@
+"""Learning curves: what training loss, held-out alpha and epochs say of every trained draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from archsearch.progress import human_time
+from archsearch.report.figures import INK, MARK, SERIES, canvas
+from archsearch.report.reading import Reading
+from archsearch.report.tables import Cell, html_note, html_table, text_cell
+from archsearch.runs.candidate import TrainingLook, TrainingRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DRAFTS_TOLD: Final = 3
+# Held-out alpha below its best by more than this, while the training loss fell, is learning by heart. Two looks at one draft
+# differ by about 0.01.
+BY_HEART: Final = 0.015
+
+
+def trained(reading: Reading) -> list[TrainingRecord]:
+    """One record a shape: of the ranked candidates, then of finalists that are not ranked."""
+    found: dict[str, TrainingRecord] = {}
+    for record in (*(item.trained_by for item in reading.candidates if item.trained_by is not None), *reading.finalists):
+        if record.looks or record.tokens:
+            found.setdefault(record.architecture.label(), record)
+    return list(found.values())
+
+
+def learning_lines(reading: Reading) -> list[str]:
+    """One sentence a trained draft, for the terminal."""
+    records = trained(reading)
+    lines = [f"{record.architecture.label()}: {curve_words(record)}" for record in records[:DRAFTS_TOLD]]
+    more = len(records) - DRAFTS_TOLD
+    return [*lines, *([f"{more} more in report.html"] if more > 0 else [])]
+
+
+def curve_words(record: TrainingRecord) -> str:
+    """`24k distinct tokens, 5.8M seen (104 epochs); training loss 2.20 -> 0.18; held-out alpha .327 at 620k tokens, kept`."""
+    distinct = f"{count_words(record.distinct_tokens)} distinct tokens, " if record.distinct_tokens else ""
+    parts = [f"{distinct}{count_words(record.tokens)} seen" + (f" ({epochs_words(record.epochs)})" if record.epochs else "")]
+    losses = [look.loss for look in record.looks if look.loss is not None]
+    if len(losses) > 1:
+        parts.append(f"training loss {losses[0]:.2f} -> {losses[-1]:.2f}")
+    if record.looks:
+        parts.append(_alpha_words(record))
+    if record.stopped:
+        parts.append(f"stopped: {record.stopped}")
+    return "; ".join(parts)
+
+
+def _alpha_words(record: TrainingRecord) -> str:
+    best, last = max(record.looks, key=lambda look: look.alpha), record.looks[-1]
+    kept = record.kept
+    shown = kept or last
+    text = f"held-out alpha {shown.alpha:.3f}"
+    if kept is not None and kept.tokens < last.tokens:
+        return f"{text} at {count_words(kept.tokens)} tokens, whose weights are kept ({last.alpha:.3f} at the end)"
+    if kept is None and best.alpha - last.alpha > BY_HEART:
+        return f"{text} at the end, {best.alpha:.3f} at {count_words(best.tokens)} tokens: the rest was learnt by heart"
+    return f"{text} at the end"
+
+
+def section_learning(reading: Reading) -> str:
+    """A table of the trained drafts; "" where none was trained. The picture of them is among the others."""
+    records = trained(reading)
+    if not records:
+        return ""
+    rows: list[list[Cell | str]] = []
+    for record in records:
+        losses = [look.loss for look in record.looks if look.loss is not None]
+        best = max((look.alpha for look in record.looks), default=None)
+        rows.append([
+            text_cell(record.architecture.label()), count_words(record.distinct_tokens) if record.distinct_tokens else "-",
+            count_words(record.tokens), f"{record.epochs:.1f}" if record.epochs else "-",
+            f"{losses[0]:.2f} to {losses[-1]:.2f}" if losses else "-", "-" if best is None else f"{best:.3f}",
+            _look_cell(record.kept), _look_cell(record.looks[-1] if record.looks else None), human_time(record.seconds),
+            text_cell(record.stopped or "-", wrap=True),
+        ])  # fmt: skip
+    header = ("shape", "distinct tokens", "seen", "epochs", "training loss", "best alpha", "kept at", "at the end", "time",
+              "stopped")  # fmt: skip
+    return "\n".join([
+        "<h2>Learning curve</h2>", html_table(header, rows),
+        html_note("Distinct: tokens of text that the target wrote for training; seen: with repetitions and prompts. Alpha on texts "
+                  "that no draft is trained on, as training looked at it; the alpha of the tables is measured afterwards. A loss "
+                  "that falls while alpha does not rise is text learnt by heart: more epochs bring nothing, more text does."),
+    ])  # fmt: skip
+
+
+def _look_cell(look: TrainingLook | None) -> Cell:
+    if look is None:
+        return Cell("-")
+    epochs = f", {epochs_words(look.epochs)}" if look.epochs else ""
+    return Cell(f"{look.alpha:.3f}", f"{count_words(look.tokens)} tokens{epochs}")
+
+
+def plot_learning(records: Sequence[TrainingRecord]) -> tuple[Figure, str] | None:
+    """Held-out alpha (left, full) and training loss (right, dashed) against tokens seen; None where nothing was looked at."""
+    from matplotlib.ticker import FuncFormatter
+
+    shown = [record for record in records if any(look.seconds > 0 for look in record.looks)]
+    if not shown:
+        return None
+    in_tokens = all(record.tokens for record in shown)
+
+    def at(look: TrainingLook) -> float:
+        return float(look.tokens) if in_tokens else look.seconds
+
+    figure, axes = canvas()
+    losses = axes.twinx()
+    losses.grid(visible=False)
+    losses.spines["right"].set_visible(True)
+    with_loss = False
+    for number, record in enumerate(shown):
+        colour, looks = SERIES[number % len(SERIES)], [look for look in record.looks if at(look) > 0]
+        axes.plot([at(look) for look in looks], [look.alpha for look in looks], color=colour, linewidth=1.8, marker="o",
+                  markersize=3, label=record.architecture.label())  # fmt: skip
+        fell = [(at(look), look.loss) for look in looks if look.loss is not None]
+        if fell:
+            with_loss = True
+            losses.plot(*zip(*fell, strict=True), color=colour, linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.8)
+        if record.kept is not None:
+            axes.plot([at(record.kept)], [record.kept.alpha], marker="D", color=MARK, markersize=7, linestyle="")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_words(value)))
+    axes.set(xlabel="tokens seen in training" if in_tokens else "training time, seconds", ylabel="held-out alpha")
+    epoch = {float(record.record.get("epoch_tokens") or 0) for record in shown} - {0.0}
+    if len(epoch) == 1 and in_tokens:  # one text for all: a scale of epochs above
+        length = epoch.pop()
+        above = axes.secondary_xaxis("top", functions=(lambda x: x / length, lambda x: x * length))
+        above.set_xlabel("epochs", color=INK)
+        above.xaxis.set_major_formatter("{x:g}")
+    if with_loss:
+        losses.set_ylabel("training loss (dashed)")
+    else:
+        losses.set_axis_off()
+    axes.legend(loc="best")
+    kept = " Red diamond: the weights that were kept." if any(record.kept is not None for record in shown) else ""
+    return figure, (
+        "Learning curve: alpha on texts that are not trained on (full lines) and training loss (dashed, right scale) against the "
+        f"{'tokens seen, repetitions included' if in_tokens else 'seconds of training'} (measured; training.json).{kept}"
+    )
+
+
+def count_words(count: float | None) -> str:
+    """1,234 as `1.2k`, 5,800,000 as `5.8M`."""
+    if count is None:
+        return "-"
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * size:
+            return f"{count / size:.1f}{unit}" if count < 9.95 * size else f"{count / size:.0f}{unit}"
+    return f"{count:.0f}"
+
+
+def epochs_words(epochs: float | None) -> str:
+    if not epochs:
+        return ""
+    return f"{epochs:.0f} epochs" if epochs >= 9.95 else f"{epochs:.1f} epochs"
