@@ -3,10 +3,10 @@
     python benchmarks/text_likeness.py measure --target smollm2-135m --work runs/likeness KIND.jsonl ...
     python benchmarks/text_likeness.py fit --work runs/likeness --json FILE
 
-`measure`: of every prompt file the target writes answers, every fourth prompt held out; one shape is trained on the others, to the
-same tokens from the same number of distinct ones, and its alpha on the held-out answers is a row. Every file resumes. `fit`: what
-two texts' likeness (`archsearch.text.likeness`) says of the difference of their logit(alpha): the text effect's std, and the power
-of the likeness that is its correlation, by marginal likelihood.
+`measure`: of every prompt file the target writes answers, every fourth prompt held out; one shape is trained on the others, to
+the same tokens from the same number of distinct ones, and its alpha on the held-out answers is a row. Every file resumes. `fit`:
+what two texts' likeness (`archsearch.text.likeness`) says of the difference of their logit(alpha): the text effect's std, and
+the power of the likeness that is its correlation, by marginal likelihood.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from archsearch.acceptance.estimator import AcceptanceEstimator
+from archsearch.acceptance.known import AskedText
 from archsearch.acceptance.training import training_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter, RoundKind
@@ -15,7 +16,6 @@ from archsearch.errors import ArchsearchError
 from archsearch.latency.drafted import running
 from archsearch.models.named_drafters import NamedDrafter, resolve_drafter
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.acceptance.known import AskedText
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
 from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
 from archsearch.pipeline.serving import engine_requests, served_words

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAFTS_TOLD: Final = 3
+NOTE: Final = (
+    "Distinct: tokens of text that the target wrote for training; seen: with repetitions and prompts. Alpha on texts that no "
+    "draft is trained on, as training looked at it; the alpha of the tables is measured afterwards. A loss that falls while "
+    "alpha does not rise is text learnt by heart: more epochs bring nothing, more text does."
+)
 # Held-out alpha below its best by more than this, while the training loss fell, is learning by heart. Two looks at one draft
 # differ by about 0.01.
 BY_HEART: Final = 0.015
@@ -83,9 +88,7 @@ def section_learning(reading: Reading) -> str:
               "stopped")  # fmt: skip
     return "\n".join([
         "<h2>Learning curve</h2>", html_table(header, rows),
-        html_note("Distinct: tokens of text that the target wrote for training; seen: with repetitions and prompts. Alpha on texts "
-                  "that no draft is trained on, as training looked at it; the alpha of the tables is measured afterwards. A loss "
-                  "that falls while alpha does not rise is text learnt by heart: more epochs bring nothing, more text does."),
+        html_note(NOTE),
     ])  # fmt: skip
 
 

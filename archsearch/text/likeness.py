@@ -1,8 +1,8 @@
 """How alike two sets of prompts are, by their words alone: no model runs, and no text is kept.
 
-A sketch counts pairs of neighbouring words (digits as one, every prompt with the same weight) in BUCKETS numbers with random signs
-(a count sketch: what falls together by chance cancels on average). It is made of each half of the prompts apart: two halves of one
-set say how alike samples of one source are, so that few and varied prompts are not taken for unlike ones:
+A sketch counts pairs of neighbouring words (digits as one, every prompt with the same weight) in BUCKETS numbers with random
+signs (a count sketch: what falls together by chance cancels on average). It is made of each half of the prompts apart: two halves
+of one set say how alike samples of one source are, so that few and varied prompts are not taken for unlike ones:
 
     likeness = mean(a_i . b_j) / sqrt((a_1 . a_2) (b_1 . b_2))        1: drawn from one source; 0: nothing in common
 

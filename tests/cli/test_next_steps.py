@@ -7,13 +7,15 @@ import shlex
 
 import pytest
 
-from archsearch.acceptance.known import known_observations
+from archsearch.acceptance.known import AskedText, known_observations
 from archsearch.cli import main
 from archsearch.engine_facts import ENGINES
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline import SearchRequest, search
 from archsearch.pipeline.next_steps import existing_drafts
 from archsearch.report.terminal.search import next_lines
+from archsearch.text.likeness import sketch_of_set
+from archsearch.text.prompt_set import load_prompt_set
 from archsearch.workload import WorkloadRequest
 from tests.cli.commands import SEARCH, call, last_json
 
@@ -84,14 +86,17 @@ def test_what_acceptance_writes_into_runs_is_known_to_the_next_search(tmp_path):
     draft = resolve_target("llama-3.2-1b").architecture
     alpha = {"value": 0.71, "std": 0.02, "source": "measured"}
     row = {"target": "llama-3.1-8b", "architecture": draft.to_dict(), "alpha": alpha, "domain": "chat", "training": "shared"}
-    (tmp_path / "alpha-x.json").write_text(json.dumps({**row, "prompts_file": "mine.jsonl"}))
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("".join(json.dumps({"prompt": f"What is {n} and {n}?"}) + "\n" for n in range(20)))
+    (tmp_path / "alpha-x.json").write_text(json.dumps({**row, "prompts_file": str(mine)}))
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "other.json").write_text(json.dumps({**row, "target": "qwen3-8b"}))
     (tmp_path / "of-whom.json").write_text(json.dumps({k: v for k, v in row.items() if k != "target"}))
-    (found,) = known_observations("llama-3.1-8b", [tmp_path], prompts="mine.jsonl")
+    asked = AskedText(sketch_of_set(load_prompt_set(mine, None)), "chat")
+    (found,) = known_observations("llama-3.1-8b", [tmp_path], asked=asked)
     assert found.architecture == draft and found.alpha.std == 0.02 and found.context.training == "shared"
     (doubted,) = known_observations("llama-3.1-8b", [tmp_path])
-    assert doubted.alpha.std > 0.02  # on other text
+    assert found.likeness == 1.0 and doubted.likeness == 0.0  # who asks without prompts asks about other text
 
 
 def test_drafts_that_exist_have_the_targets_tokens_and_are_small():
