@@ -1,11 +1,8 @@
-"""One batch of answers under way: prompts go in by tokens and memory, answers that ended make room for the next prompts.
+"""Answers under way: prompts go in by tokens and memory, answers that ended make room for the next prompts.
 
-Columns of the cache, for every row: the beginning that all prompts share (system message, chat frame; run once), then padding,
-then the rest of the row's prompt and its answer, which end at the right. Positions are the row's own, so padding and the order in
-which rows came change nothing but float noise.
-
-    shared | padding ...... | rest of the prompt | answer so far
-    shared | padding .................. | rest of another | answer
+Prompts come in the order given, as many at once as fit; they are read packed into passes of equal size, the beginning that all
+share (system message, chat frame) once. Answers are written for all rows together, one token a pass; where keys and values lie is
+the matter of `blocks`. Positions are the row's own, so which rows lie beside it changes nothing but float noise.
 """
 
 from __future__ import annotations
@@ -15,16 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.text.blocks import Block, Passes, Segment, merged
 from archsearch.text.cache import CachedSequence
-from archsearch.text.growing_cache import GrowingCache
 from archsearch.text.prompts import EncodedPrompt
-from archsearch.text.sampling import draw, warped_probs
+from archsearch.text.sampling import best_tokens, draw, warped_probs
 from archsearch.text.settings import Writing, kv_tokens, prefill_tokens
 
 if TYPE_CHECKING:
     import torch
 
-IDLE_SHARE: Final = 0.25  # of the rows: so many must have ended before the cache is copied without them
+IDLE_SHARE: Final = 0.125  # of a block's rows: so many must have ended before it is copied without them
+SIMILAR: Final = 0.8  # a row joins a block from this share of the block's columns on, at the middle of the answers
+LEAST_ROWS: Final = 8  # a smaller block joins another: each takes its own calls
+READ_SHARE: Final = 1 / 3  # of the time left until a deadline: more is not spent on reading before something is written
 WRITES: Final = "writes"
 READS: Final = "reads prompts"
 
@@ -32,7 +32,7 @@ READS: Final = "reads prompts"
 Report = Callable[[str, int, int], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """An answer under way. `noise` [max_new_tokens]: what its tokens are drawn with, None where nothing is sampled."""
 
@@ -43,17 +43,26 @@ class Row:
     hidden: list[torch.Tensor] = field(default_factory=list)  # each [hidden]
     ended: bool = False
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.prompt.token_ids, *self.ids)
+
+    def go_on(self, sequence: CachedSequence) -> None:
+        """Start from an answer that was cut."""
+        self.ids, self.greedy = sequence.written.tolist(), sequence.greedy_ids.tolist()
+        self.hidden = list(sequence.hidden)
+
     def sequence(self) -> CachedSequence:
         import torch
 
         return CachedSequence(
-            torch.tensor([*self.prompt.token_ids, *self.ids]), len(self.prompt.token_ids), torch.stack(self.hidden).cpu(),
+            torch.tensor(self.tokens), len(self.prompt.token_ids), torch.stack([h.cpu() for h in self.hidden]),
             torch.tensor(self.greedy), self.prompt.category, self.prompt.id,
         )  # fmt: skip
 
 
 class BatchWriter:
-    """Writes answers to a list of prompts. Memory: rows x (longest + max_new_tokens) columns of keys and values stay within the
+    """Writes answers to prompts. Memory: the rows' columns of keys and values, room for whole answers included, stay within the
     limits of `writing` (one row is always taken, however long)."""
 
     def __init__(self, target: Any, head: torch.Tensor, ends: tuple[int, ...], writing: Writing) -> None:
@@ -64,18 +73,35 @@ class BatchWriter:
     def write(
         self, prompts: Sequence[EncodedPrompt], report: Report, deadline: float | None = None, seed: int = 0
     ) -> tuple[list[CachedSequence], bool]:
-        """Answers in the order of `prompts`, and whether all ended by themselves or by max_new_tokens, not by the `deadline`.
+        """Answers in the order of `prompts`, and whether all ended by themselves or by max_new_tokens, not by the `deadline`."""
+        rows = [self.row(prompt, seed, place) for place, prompt in enumerate(prompts)]
+        finished = self.write_rows(rows, report, deadline)
+        return [row.sequence() for row in rows if row.ids], finished
 
-        Short prompts come first. The deadline (time.monotonic) is looked at before every pass after the first; prompts that were
-        not reached have no answer, those under way are cut. `seed`: of what is sampled, with each prompt's place.
+    def row(self, prompt: EncodedPrompt, seed: int, place: int, begun: CachedSequence | None = None) -> Row:
+        """A prompt's answer to be written; what is sampled hangs on `seed` and `place`. `begun`: an answer that was cut."""
+        row = Row(prompt, self._noise(seed, place))
+        if begun is not None:
+            row.go_on(begun)
+        return row
+
+    def write_rows(
+        self,
+        rows: Sequence[Row],
+        report: Report,
+        deadline: float | None = None,
+        ended: Callable[[Row], None] = lambda row: None,
+    ) -> bool:
+        """Write the answers of `rows`, and say whether all came to their end.
+
+        `ended` is told of each at its end. The deadline (time.monotonic) is looked at before every pass after the first; prompts
+        that were not reached have no answer, those under way are cut.
         """
         import torch
 
-        rows = [Row(prompt, self._noise(seed, place)) for place, prompt in enumerate(prompts)]
-        batch = _Batch(self, rows, report, deadline)
-        with torch.inference_mode():
-            finished = batch.run()
-        return [row.sequence() for row in rows if row.ids], finished
+        batch = _Batch(self, rows, report, deadline, ended)
+        with torch.inference_mode(), batch.passes.attention():
+            return batch.run()
 
     def _noise(self, seed: int, place: int) -> torch.Tensor | None:
         import torch
@@ -87,31 +113,34 @@ class BatchWriter:
 
 
 class _Batch:
-    """The state of one batch while it runs."""
+    """The state of one batch while it runs. Its rows are those of its blocks, in their order."""
 
-    def __init__(self, writer: BatchWriter, rows: Sequence[Row], report: Report, deadline: float | None) -> None:
-        self.writer, self.report, self.deadline = writer, report, deadline
-        self.rows = rows
-        self.waiting = sorted(rows, key=lambda row: len(row.prompt.token_ids))  # the next one first
-        self.shared = common_prefix([row.prompt.token_ids for row in rows])
-        self.alive: list[Row] = []  # one per row of the cache
-        self.spans: list[int] = []  # tokens of each row after the shared ones
-        self.kv = GrowingCache(writer.target.config, reserve=1)
-        self.prefix = GrowingCache(writer.target.config, reserve=self.shared)
+    def __init__(
+        self, writer: BatchWriter, rows: Sequence[Row], report: Report, deadline: float | None, ended: Callable[[Row], None]
+    ) -> None:
+        self.writer, self.report, self.deadline, self.ended = writer, report, deadline, ended
+        self.waiting = [row for row in rows if not row.ended]  # the next one first
+        shared = common_prefix([row.prompt.token_ids for row in self.waiting])
+        self.passes = Passes(writer.target, shared)
+        self.blocks: list[Block] = []
+        self.alive: list[Row] = []  # one per row of the blocks
         self.tail: torch.Tensor | None = None  # [alive, hidden]: the states that predict each row's next token
         self.written = self.done = 0
 
     def run(self) -> bool:
+        if not self.waiting:
+            return True
         self._read_shared()
         while self.waiting or any(not row.ended for row in self.alive):
             if self._room_to_refill():
                 self._refill()
-            self._choose()
+            if self.alive:
+                self._choose()
             self.report(WRITES, self.done, self.written)
             if self._late():
                 return not self.waiting and all(row.ended for row in self.alive)
-            if any(not row.ended for row in self.alive):
-                self._leave()
+            self._leave()
+            if self.alive:
                 self._step()
         return True
 
@@ -120,154 +149,173 @@ class _Batch:
 
     # -- rows in and out ----------------------------------------------------------------------------------------------------
 
-    def _live(self) -> list[int]:
-        return [slot for slot, row in enumerate(self.alive) if not row.ended]
-
-    def _columns(self, live: Sequence[int]) -> int:
-        return self.shared + max((self.spans[slot] for slot in live), default=0)
-
-    def _fitting(self, live: Sequence[int]) -> int:
-        """How many of those that wait fit beside `live`: the longest row and a whole answer for each must find room."""
-        limits, room = self.writer.writing.limits, self.writer.most_tokens
-        least = self._columns(live)
-        count = 0
-        for number, row in enumerate(self.waiting, start=1):  # ascending: the last one is the longest
-            columns = max(least, len(row.prompt.token_ids)) + self.writer.writing.max_new_tokens
-            rows = len(live) + number
-            if rows > limits.rows or (rows * columns > room and rows > 1):
-                break
-            count = number
-        return count
+    def _fitting(self) -> int:
+        """How many of those that wait fit beside the live ones, with room for a whole answer each."""
+        live = sum(not row.ended for row in self.alive)
+        room = self.writer.most_tokens - sum(block.tokens for block in self.blocks)
+        most = min(len(self.waiting), self.writer.writing.limits.rows - live)
+        low, high = 0, max(most, 0)
+        while low < high:
+            middle = (low + high + 1) // 2
+            held = sum(len(group) * self._capacity(group[-1]) for group in self._groups(self.waiting[:middle]))
+            low, high = (middle, high) if held <= room else (low, middle - 1)
+        return low if low or self.blocks else 1
 
     def _room_to_refill(self) -> bool:
-        """Whether so many rows can come in that copying the cache pays."""
-        live = self._live()
-        count = self._fitting(live)
-        return count > 0 and (not live or count >= min(len(self.waiting), max(1.0, IDLE_SHARE * len(live))))
+        """Whether so many rows can come in that a pass over their prompts pays."""
+        if not self.waiting:
+            return False
+        live = sum(not row.ended for row in self.alive)
+        idle = self.writer.writing.limits.rows - live
+        if live and idle < min(len(self.waiting), max(1.0, IDLE_SHARE * live)):
+            return False
+        count = self._fitting()
+        return count > 0 and (not live or count >= min(len(self.waiting), max(1.0, IDLE_SHARE * live)))
+
+    def _capacity(self, row: Row) -> int:
+        return len(row.prompt.token_ids) + self.writer.writing.max_new_tokens
+
+    def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Rows of similar length together, the shortest first."""
+        groups: list[list[Row]] = []
+        longest = 0
+        half = self.writer.writing.max_new_tokens // 2
+        for row in sorted(rows, key=self._capacity, reverse=True):
+            length = len(row.prompt.token_ids) + half
+            if not groups or length < SIMILAR * longest:
+                groups.append([])
+                longest = length
+            groups[-1].append(row)
+        return [group[::-1] for group in groups[::-1]]
 
     def _refill(self) -> None:
-        """Run the next prompts through the target and put them beside the answers under way."""
+        """Read the next prompts and put them beside the answers under way."""
+        self._leave(least=1)
+        count = self._fitting()
+        new, self.waiting = self.waiting[:count], self.waiting[count:]
+        groups = self._groups(new)
+        blocks = []
+        for group in groups:
+            longest = max(len(row.tokens) for row in group)
+            blocks.append(Block([len(row.tokens) for row in group], longest, self._capacity(group[-1])))
+        read = self._read(groups, blocks)
+        self.waiting = [row for row in new if row not in read] + self.waiting
+        for group, block in zip(groups, blocks, strict=True):
+            slots = [slot for slot, row in enumerate(group) if row in read]
+            if 0 < len(slots) < len(group):
+                block.keep(slots)
+            if slots:
+                self._append(block, [group[slot] for slot in slots], [read[group[slot]] for slot in slots])
+        self._merge_small()
+
+    def _append(self, block: Block, rows: Sequence[Row], states: Sequence[torch.Tensor]) -> None:
         import torch
 
-        live = self._live()
-        caches: list[GrowingCache] = []
-        tails: list[torch.Tensor] = []
-        read = 0
-        for group in self._groups(self.waiting[: self._fitting(live)]):
-            if self._late() and (live or caches or self.written):
-                break
-            found = self._prefill(group)
-            if found is None:
-                break
-            caches.append(found[0])
-            tails.append(found[1])
-            read += len(group)
-        added, self.waiting = self.waiting[:read], self.waiting[read:]
-        if not added:
-            return
-        if live and self.tail is not None:
-            tails.insert(0, self.tail[live])
-        self.alive = [*(self.alive[slot] for slot in live), *added]
-        self.spans = [*(self.spans[slot] for slot in live), *(len(row.prompt.token_ids) - self.shared for row in added)]
-        columns = self._columns(range(len(self.alive)))
-        self.kv.exchange(live, caches, self.shared, columns, columns + self.writer.writing.max_new_tokens)
-        self.tail = torch.cat(tails)
+        self.blocks.append(block)
+        self.alive += rows
+        tails = torch.stack(list(states))
+        self.tail = tails if self.tail is None or not len(self.tail) else torch.cat([self.tail, tails])
 
-    def _leave(self) -> None:
-        """Rows that ended leave as soon as a quarter of the batch is idle (with prompts waiting, `_refill` takes them out)."""
+    def _leave(self, least: int | None = None) -> None:
+        """Rows that ended leave a block as soon as an eighth of it is idle (or `least` rows)."""
         import torch
 
-        live = self._live()
-        if len(live) > (1 - IDLE_SHARE) * len(self.alive) or self.tail is None:
-            return
-        self.kv.select(torch.tensor(live, device=self.tail.device))
-        self.alive, self.spans = [self.alive[slot] for slot in live], [self.spans[slot] for slot in live]
-        self.tail = self.tail[live]
+        kept: list[int] = []
+        blocks, first, changed = [], 0, False
+        for block in self.blocks:
+            slots = [slot for slot in range(block.rows) if not self.alive[first + slot].ended]
+            idle, rows = block.rows - len(slots), block.rows
+            if idle and idle >= (IDLE_SHARE * rows if least is None else least):
+                changed = True
+                if slots:
+                    block.keep(slots)
+            else:
+                slots = list(range(rows))
+            if slots:
+                blocks.append(block)
+            kept += [first + slot for slot in slots]
+            first += rows
+        if changed and self.tail is not None:
+            self.blocks, self.alive = blocks, [self.alive[place] for place in kept]
+            self.tail = self.tail[torch.tensor(kept, device=self.tail.device, dtype=torch.long)]
+            self._merge_small()
+
+    def _merge_small(self) -> None:
+        """Neighbours of which one is small become one block, where the memory for its padding is there."""
+        place = 0
+        while place + 1 < len(self.blocks):
+            pair = self.blocks[place : place + 2]
+            rows = sum(block.rows for block in pair)
+            capacity = max(block.columns for block in pair) + max(block.capacity - block.columns for block in pair)
+            held = sum(block.tokens for block in self.blocks) - sum(block.tokens for block in pair) + rows * capacity
+            small = min(block.rows for block in pair) < LEAST_ROWS or not self.passes.together
+            if small and held <= self.writer.most_tokens and rows * capacity <= 2 * sum(block.tokens for block in pair):
+                self.blocks[place : place + 2] = [merged(pair)]
+            else:
+                place += 1
 
     # -- passes of the target ---------------------------------------------------------------------------------------------------
 
-    def _groups(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-        """Rows that go through the target in one pass: their tokens, padding included, stay within one pass's."""
-        start = 0
-        while start < len(rows):
-            stop = start + 1
-            while stop < len(rows):
-                width = len(rows[stop].prompt.token_ids) - self.shared  # ascending: the longest so far
-                if (stop + 1 - start) * width > self.writer.pass_tokens:
-                    break
-                stop += 1
-            yield rows[start:stop]
-            start = stop
-
     def _read_shared(self) -> None:
         """Run the beginning that all prompts share, once."""
-        tokens = self.waiting[0].prompt.token_ids[: self.shared]
-        for start in range(0, self.shared, self.writer.pass_tokens):
-            self._pass(self._ids([tokens[start : start + self.writer.pass_tokens]]), None, None, self.prefix)
+        count = self.passes.shared
+        if not count:
+            return
+        tokens = self.waiting[0].prompt.token_ids[:count]
+        prefix = Block([count], count, count)
+        for start in range(0, count, self.writer.pass_tokens):
+            stop = min(start + self.writer.pass_tokens, count)
+            self.passes.read([Segment(prefix, 0, start, stop)], [tokens[start:stop]])
             self.report(READS, self.done, self.written)
+        self.passes.prefix = prefix
 
-    def _prefill(self, group: Sequence[Row]) -> tuple[GrowingCache, torch.Tensor] | None:
-        """The group's keys and values in a cache of their own, and the last states [group, hidden]; None when time ran out.
-
-        A prompt longer than one pass goes through in several.
-        """
-        import torch
-
-        rest = [row.prompt.token_ids[self.shared :] for row in group]
-        width = max(map(len, rest))
-        kv = self.prefix.repeated(len(group), self.shared + width)
-        ids = self._ids([(*[0] * (width - len(r)), *r) for r in rest])  # [group, width]
-        spans = torch.tensor([len(r) for r in rest], device=ids.device)  # [group]
-        columns = torch.arange(width, device=ids.device)
-        seen = columns >= (width - spans)[:, None]  # [group, width]
-        positions = (columns - (width - spans)[:, None]).clamp_min(0) + self.shared  # [group, width]
-        mask = torch.cat([seen.new_ones(len(group), self.shared), seen], dim=1).long()  # [group, shared + width]
-        states = None
-        for start in range(0, width, self.writer.pass_tokens):
-            if start and self._late() and (self.written or self.alive):
-                return None
-            stop = min(start + self.writer.pass_tokens, width)
-            states = self._pass(ids[:, start:stop], mask[:, : self.shared + stop], positions[:, start:stop], kv)
+    def _read(self, groups: Sequence[Sequence[Row]], blocks: Sequence[Block]) -> dict[Row, torch.Tensor]:
+        """The last state [hidden] of every row that was read to its end; those that time did not reach are missing."""
+        found: dict[Row, torch.Tensor] = {}
+        now = time.monotonic()
+        limit = None if self.deadline is None else now + READ_SHARE * (self.deadline - now)
+        for work in self._passes_over(groups, blocks):
+            if limit is not None and time.monotonic() >= limit and (found or self.alive):
+                break
+            if self._late() and self.written:
+                break
+            states = self.passes.read([segment for _, segment in work], [row.tokens[s.start : s.stop] for row, s in work])
+            for state, (row, segment) in zip(states, work, strict=True):
+                if segment.stop == len(row.tokens):
+                    found[row] = state.clone()
             self.report(READS, self.done, self.written)
-        assert states is not None
-        return kv, states
+        return found
+
+    def _passes_over(self, groups: Sequence[Sequence[Row]], blocks: Sequence[Block]) -> Iterator[list[tuple[Row, Segment]]]:
+        """The rows' tokens after the shared ones, behind each other and cut into passes of `pass_tokens`."""
+        work: list[tuple[Row, Segment]] = []
+        left = self.writer.pass_tokens
+        for group, block in zip(groups, blocks, strict=True):
+            for slot, row in enumerate(group):
+                start, end = self.passes.shared, len(row.tokens)
+                while start < end:
+                    stop = min(end, start + left)
+                    work.append((row, Segment(block, slot, start, stop)))
+                    left -= stop - start
+                    start = stop
+                    if not left:
+                        yield work
+                        work, left = [], self.writer.pass_tokens
+        if work:
+            yield work
 
     def _step(self) -> None:
         """One more token for every row."""
-        import torch
-
-        device = self.writer.head.device
-        chosen = self._ids([[row.ids[-1]] for row in self.alive])  # [alive, 1]
-        spans = torch.tensor(self.spans, device=device)  # [alive], without the new token
-        columns = torch.arange(self.kv.columns + 1, device=device)
-        mask = (columns < self.shared) | (columns >= self.kv.columns - spans[:, None])  # [alive, columns + 1]
-        self.tail = self._pass(chosen, mask.long(), (self.shared + spans)[:, None], self.kv)
-        self.spans = [span + 1 for span in self.spans]
-
-    def _pass(
-        self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, kv: GrowingCache
-    ) -> torch.Tensor:
-        """The final states [rows, hidden] at the last of `ids` [rows, tokens]; `mask` [rows, stored + tokens]."""
-        output = self.writer.target.base_model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=kv.cache, use_cache=True
-        )
-        states: torch.Tensor = output.last_hidden_state[:, -1].clone()
-        return states
-
-    def _ids(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        import torch
-
-        return torch.tensor(rows, device=self.writer.head.device)
+        self.tail = self.passes.step(self.blocks, [row.ids[-1] for row in self.alive]).clone()
 
     def _choose(self) -> None:
         """Write the next token of every row that has not ended."""
         import torch
-        import torch.nn.functional as functional
 
         writing, tail = self.writer.writing, self.tail
         assert tail is not None
-        logits = functional.linear(tail, self.writer.head)  # [alive, vocab]
-        greedy = logits.argmax(-1)
+        logits = torch.nn.functional.linear(tail, self.writer.head)  # [alive, vocab]
+        greedy = best_tokens(logits)
         chosen = greedy
         if writing.temperature > 0:
             noise = torch.stack([row.noise[min(len(row.ids), writing.max_new_tokens - 1)] for row in self.alive])  # type: ignore[index]
@@ -280,7 +328,9 @@ class _Batch:
             row.hidden.append(tail[slot])
             row.ended = token in self.writer.ends or len(row.ids) >= writing.max_new_tokens
             self.written += 1
-            self.done += row.ended
+            if row.ended:
+                self.done += 1
+                self.ended(row)
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:

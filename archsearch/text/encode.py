@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.text.batch import Report
-from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.text.cache import SHARD_PROMPTS, CachedSequence, TextCache
 from archsearch.text.generate import plain_head
 from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.settings import BatchLimits, Progress, prefill_tokens
-from archsearch.text.shards import CacheJob, make_cache
+from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
 if TYPE_CHECKING:
     import torch
@@ -47,18 +47,19 @@ def encode_text(
     head = plain_head(target)
     pass_tokens = prefill_tokens(target, BatchLimits())
 
-    def write(
-        shard: Sequence[EncodedPrompt], index: int, deadline: float | None, report: Report
-    ) -> tuple[list[CachedSequence], bool]:
-        sequences: list[CachedSequence] = []
-        tokens = 0
-        for batch in passes(sorted(shard, key=lambda piece: len(piece.token_ids)), pass_tokens):
-            if sequences and deadline is not None and time.monotonic() >= deadline:
-                return sequences, False
-            sequences += _read(target, head, batch)
-            tokens += sum(len(piece.token_ids) - 1 for piece in batch)
-            report("reads", len(sequences), tokens)
-        return sequences, True
+    def write(work: Sequence[Work], deadline: float | None, report: Report, store: Store) -> bool:
+        done = tokens = 0
+        for start in range(0, len(work), SHARD_PROMPTS):
+            part = sorted(work[start : start + SHARD_PROMPTS], key=lambda one: len(one.token_ids))
+            for batch in passes(part, pass_tokens):
+                if done and deadline is not None and time.monotonic() >= deadline:
+                    return False
+                for one, sequence in zip(batch, _read(target, head, [one.text for one in batch]), strict=True):
+                    store(one.number, sequence, True)
+                done += len(batch)
+                tokens += sum(len(one.token_ids) - 1 for one in batch)
+                report("reads", done, tokens)
+        return True
 
     job = CacheJob(Path(cache_dir), target, head, pieces, {"kind": "plain", "max_tokens": max_tokens}, write)
     return make_cache(job, begin, budget_s, progress)

@@ -12,7 +12,7 @@ from archsearch.text.batch import BatchWriter, Report
 from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.text.prompts import EncodedPrompt, Prompt, context_tokens, encode_prompts, prompt_limit
 from archsearch.text.settings import Progress, Writing
-from archsearch.text.shards import CacheJob, make_cache
+from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
 if TYPE_CHECKING:
     import torch
@@ -32,25 +32,47 @@ def generate_text(
 ) -> TextCache:
     """Text that `target` writes for `prompts`, with its hidden states, in `cache_dir`.
 
-    Prompts that leave no room for an answer in the target's context are left out, and that is said. Stops after `budget_s`
-    seconds with what is there (answers under way are cut; of the shard under way the longest prompts may have none); called
-    again, it uses the finished shards and goes on. `progress` is called after every pass of the target.
+    Prompts that leave no room for an answer in the target's context are left out, and that is said. The rest: `write_answers`.
+    """
+    encoded = encode_prompts(prompts, tokenizer, max_tokens=prompt_limit(context_tokens(target.config), writing.max_new_tokens))
+    return write_answers(target, tokenizer, encoded, cache_dir=cache_dir, writing=writing, budget_s=budget_s, progress=progress)
+
+
+def write_answers(
+    target: Any,
+    tokenizer: Any,
+    encoded: Sequence[EncodedPrompt],
+    *,
+    cache_dir: Path | str,
+    writing: Writing = DEFAULTS,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+) -> TextCache:
+    """Text that `target` writes behind the tokens of each prompt, with its hidden states, in `cache_dir`.
+
+    Stops after `budget_s` seconds with what is there: answers under way are cut, prompts that were not reached have none. Called
+    again, it uses the finished answers and goes on with those that were cut. `progress` is called after every pass of the target.
     Raises ArchsearchError when `cache_dir` was made for another target, other prompts or settings.
     """
     from archsearch.models.runtime import tune_malloc
 
     tune_malloc()
     begin = time.monotonic()
-    encoded = encode_prompts(prompts, tokenizer, max_tokens=prompt_limit(context_tokens(target.config), writing.max_new_tokens))
-    head = plain_head(target)
-    writer = BatchWriter(target, head, eos_ids(target, tokenizer), writing)
+    head, ends = plain_head(target), eos_ids(target, tokenizer)
+    writer = BatchWriter(target, head, ends, writing)
 
-    def write(
-        shard: Sequence[EncodedPrompt], index: int, deadline: float | None, report: Report
-    ) -> tuple[list[CachedSequence], bool]:
-        return writer.write(shard, report, deadline, seed=writing.seed * 1_000_003 + index)
+    def write(work: Sequence[Work], deadline: float | None, report: Report, store: Store) -> bool:
+        rows = {writer.row(one.text, writing.seed * 1_000_003 + one.shard, one.place, one.begun): one.number for one in work}
+        finished = writer.write_rows(list(rows), report, deadline, lambda row: store(rows[row], row.sequence(), True))
+        for row, number in rows.items():
+            if row.ids and not row.ended:
+                store(number, row.sequence(), False)
+        return finished
 
-    job = CacheJob(Path(cache_dir), target, head, encoded, {"kind": "written", **writing.to_dict()}, write)
+    def ended(sequence: CachedSequence) -> bool:
+        return len(sequence.written) >= writing.max_new_tokens or int(sequence.token_ids[-1]) in ends
+
+    job = CacheJob(Path(cache_dir), target, head, encoded, {"kind": "written", **writing.to_dict()}, write, ended)
     return make_cache(job, begin, budget_s, progress)
 
 

@@ -1,13 +1,13 @@
-"""Making a text cache shard by shard: the one loop in which all texts are made, resumed, stopped by a budget and reported."""
+"""Making a text cache shard by shard: the one place where all texts are made, resumed, stopped by a budget and reported."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.files import write_json
 from archsearch.text.batch import Report
@@ -16,6 +16,7 @@ from archsearch.text.cache import (
     CachedSequence,
     TextCache,
     digest,
+    load_shard,
     open_folder,
     save_shard,
     shard_complete,
@@ -27,20 +28,42 @@ from archsearch.text.settings import Progress
 if TYPE_CHECKING:
     import torch
 
-# (texts of the shard, the shard's number, deadline, report) -> (sequences, whether all of them came to their end)
-WriteShard = Callable[[Sequence[EncodedPrompt], int, float | None, Report], tuple[list[CachedSequence], bool]]
+SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One text still to be made: its number among all, its shard and place there, and what of it was made before a cut."""
+
+    number: int
+    shard: int
+    place: int
+    text: EncodedPrompt
+    begun: CachedSequence | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.text.token_ids
+
+
+# (number of the text, what was made of it, whether it came to its end)
+Store = Callable[[int, CachedSequence, bool], None]
+# (texts to be made, deadline, report, store) -> whether all of them came to their end
+Write = Callable[[Sequence[Work], float | None, Report, Store], bool]
 
 
 @dataclass(frozen=True)
 class CacheJob:
-    """What a cache is made of: `texts` in shards of SHARD_PROMPTS, each by `write`; `settings` go into its fingerprint."""
+    """What a cache is made of: `texts`, made by `write`; `settings` go into its fingerprint. `ended`: whether a text that was
+    found in an unfinished shard needs no more."""
 
     folder: Path
     target: Any
     head: torch.Tensor
     texts: Sequence[EncodedPrompt]
     settings: dict[str, Any]
-    write: WriteShard
+    write: Write
+    ended: Callable[[CachedSequence], bool] = lambda sequence: True
 
     def fingerprint(self) -> dict[str, Any]:
         """What a cache must have been made for to be continued."""
@@ -52,42 +75,100 @@ class CacheJob:
 
 
 def make_cache(job: CacheJob, begin: float, budget_s: float | None, progress: Progress | None) -> TextCache:
-    """Write the shards that are not there yet, until `budget_s` seconds after `begin`; finished ones are used as they are.
+    """Make the texts that are not there yet, until `budget_s` seconds after `begin`; finished ones are used as they are, those
+    that were cut go on.
 
     Raises ArchsearchError when the folder was made for another target, other texts or settings.
     """
     meta = open_folder(job.folder, job.fingerprint(), job.head)
     deadline = None if budget_s is None else begin + budget_s
-    done = tokens = 0
-    complete = True
-    for index, start in enumerate(range(0, len(job.texts), SHARD_PROMPTS)):
-        shard = job.texts[start : start + SHARD_PROMPTS]
-        path = job.folder / f"shard-{index:05d}.safetensors"
-        if shard_complete(path):
-            done += len(shard)
-            continue
-        if deadline is not None and done and time.monotonic() >= deadline:
-            complete = False
-            break
-        sequences, complete = job.write(shard, index, deadline, _reporter(progress, len(job.texts), done, tokens, begin))
-        if sequences:
-            save_shard(path, sequences, complete)
-        if not complete:
-            break
-        done += len(shard)
-        tokens += sum(int(s.greedy_ids.shape[0]) for s in sequences)
+    shards = [_Shard.find(job, index) for index in range(-(-len(job.texts) // SHARD_PROMPTS))]
+    work = [work for shard in shards for work in shard.left(job)]
+    done = len(job.texts) - len(work)
+    if work and not (deadline is not None and done and time.monotonic() >= deadline):
+        report = _reporter(progress, len(job.texts), done, begin)
+        try:
+            complete = job.write(work, deadline, report, lambda number, text, ended: shards[number // SHARD_PROMPTS].take(
+                number, text, ended
+            ))  # fmt: skip
+        finally:  # what was written before Ctrl-C is kept
+            for shard in shards:
+                shard.save()
+    else:
+        complete = not work
     if meta.get("complete") != complete:
         write_json(job.folder / "cache.json", {**meta, "complete": complete})
     return TextCache.load(job.folder)
 
 
-def _reporter(progress: Progress | None, total: int, done: int, tokens: int, begin: float) -> Report:
-    """Turns what one shard reports into progress of the whole."""
+@dataclass
+class _Shard:
+    """SHARD_PROMPTS texts that share a file. `found`: what was made of each, by its number; `ended`: those that need no more."""
+
+    path: Path
+    index: int
+    numbers: range
+    found: dict[int, CachedSequence] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    saved_at: float = field(default_factory=time.monotonic)
+    changed: bool = False
+
+    @classmethod
+    def find(cls, job: CacheJob, index: int) -> _Shard:
+        numbers = range(index * SHARD_PROMPTS, min((index + 1) * SHARD_PROMPTS, len(job.texts)))
+        shard = cls(job.folder / f"shard-{index:05d}.safetensors", index, numbers)
+        if shard_complete(shard.path):
+            shard.ended = set(numbers)
+        elif shard.path.exists():
+            shard._find_begun(job)
+        return shard
+
+    def _find_begun(self, job: CacheJob) -> None:
+        """Which texts the sequences of an unfinished shard are: those with the same prompt, in their order."""
+        waiting: dict[tuple[int, ...], list[int]] = {}
+        for number in reversed(self.numbers):
+            waiting.setdefault(tuple(job.texts[number].token_ids), []).append(number)
+        whole = job.settings.get("kind") != "written"  # a piece of plain text is its own prompt
+        for sequence in load_shard(self.path):
+            prompt = sequence.token_ids if whole else sequence.token_ids[: sequence.prompt_tokens]
+            if numbers := waiting.get(tuple(prompt.tolist())):
+                number = numbers.pop()
+                self.found[number] = sequence
+                if job.ended(sequence):
+                    self.ended.add(number)
+
+    def left(self, job: CacheJob) -> list[Work]:
+        return [
+            Work(number, self.index, place, job.texts[number], self.found.get(number))
+            for place, number in enumerate(self.numbers)
+            if number not in self.ended
+        ]
+
+    def take(self, number: int, sequence: CachedSequence, ended: bool) -> None:
+        """Keep a text; the file is written once all of the shard ended, and once in a while before."""
+        self.found[number] = sequence
+        self.changed = True
+        if ended:
+            self.ended.add(number)
+        if len(self.ended) == len(self.numbers) or time.monotonic() - self.saved_at >= SAVE_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        if not self.changed:
+            return
+        save_shard(self.path, [self.found[n] for n in sorted(self.found)], len(self.ended) == len(self.numbers))
+        self.changed, self.saved_at = False, time.monotonic()
+        if len(self.ended) == len(self.numbers):
+            self.found = {}
+
+
+def _reporter(progress: Progress | None, total: int, done: int, begin: float) -> Report:
+    """Turns what is reported of the texts still to be made into progress of the whole."""
 
     def report(what: str, ended: int, written: int) -> None:
         if progress is not None:
             seconds = time.monotonic() - begin
-            progress({"what": what, "done": done + ended, "total": total, "tokens": tokens + written,
-                      "tokens_per_s": (tokens + written) / max(seconds, 1e-9), "seconds": seconds})  # fmt: skip
+            progress({"what": what, "done": done + ended, "total": total, "tokens": written,
+                      "tokens_per_s": written / max(seconds, 1e-9), "seconds": seconds})  # fmt: skip
 
     return report

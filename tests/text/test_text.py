@@ -1,4 +1,5 @@
 import json
+import time
 
 import numpy as np
 import pytest
@@ -7,11 +8,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from archsearch.errors import ArchsearchError
-from archsearch.text.batch import BatchWriter
+from archsearch.text.batch import BatchWriter, Row
 from archsearch.text.cache import TextCache, save_shard, shard_complete
 from archsearch.text.encode import encode_text
 from archsearch.text.generate import generate_text
-from archsearch.text.growing_cache import GrowingCache
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
 from archsearch.text.settings import BatchLimits, Writing
 from archsearch.text.vocabulary import TokenFrequencies, choose_draft_vocab, token_frequencies
@@ -164,20 +164,6 @@ def test_rows_that_end_leave_the_batch_without_changing_the_others(tmp_path, tok
     assert len(lengths) > 2, f"the case tests nothing: all answers have the lengths {lengths}"
 
 
-def test_growing_cache_equals_dynamic_cache(target):
-    ids = torch.randint(0, VOCAB, (3, 20), generator=torch.Generator().manual_seed(0))
-    kv = GrowingCache(target.config, reserve=4)
-    with torch.no_grad():
-        target(ids[:1, :6], past_key_values=kv.cache)
-        kv = kv.repeated(3, 4)
-        target(torch.cat([ids[:, 6:19]]), past_key_values=kv.cache)
-        kv.select(torch.tensor([2, 0]))
-        got = target(ids[[2, 0], 19:], past_key_values=kv.cache).logits
-        prefix = ids[:1, :6].expand(3, -1)
-        expected = target(torch.cat([prefix, ids[:, 6:]], dim=1)).logits[[2, 0], -1:]
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-
-
 def test_sampled_text_records_where_it_left_the_greedy_path(tmp_path, tokenizer, target, prompts):
     made = [
         generate_text(target, tokenizer, prompts, cache_dir=tmp_path / name, writing=Writing(16, 2.0, seed=seed))
@@ -194,23 +180,59 @@ def test_sampled_text_records_where_it_left_the_greedy_path(tmp_path, tokenizer,
 def test_a_killed_run_is_resumed_and_a_finished_shard_is_not_made_again(tmp_path, tokenizer, target, prompts, monkeypatch):
     monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 2)
     whole = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "whole", writing=Writing(8))
-    calls = []
-    real = BatchWriter.write
+    real = Row.sequence
+    made = []
 
-    def dies_in_the_third_shard(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 3:
+    def dies_at_the_fifth_answer(row):
+        made.append(row.prompt.id)
+        if len(made) == 5:
             raise KeyboardInterrupt
-        return real(*args, **kwargs)
+        return real(row)
 
-    monkeypatch.setattr(BatchWriter, "write", dies_in_the_third_shard)
+    monkeypatch.setattr(Row, "sequence", dies_at_the_fifth_answer)
+    # One at a time: all of one batch may come to their end in the same step.
+    one = Writing(8, limits=BatchLimits(rows=1))
     with pytest.raises(KeyboardInterrupt):
-        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=Writing(8))
+        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=one)
     assert len(TextCache.load(tmp_path / "cut").sequences) == 4
-    resumed = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=Writing(8))
-    assert len(calls) == 4, "only the third shard should have been made again"
+    resumed = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=one)
+    assert made[5:] == [p.id for p in prompts[4:]], "only the third shard should have been made again"
     assert resumed.complete and resumed.fingerprint == whole.fingerprint
     assert [s.token_ids.tolist() for s in resumed.sequences] == [s.token_ids.tolist() for s in whole.sequences]
+
+
+def test_answers_that_a_deadline_cut_go_on_where_they_stopped(tmp_path, tokenizer, prompts, monkeypatch):
+    target = make_target(seed=5)
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    passes = []
+
+    def report(p):
+        clock[0] += 1.0
+        passes.append(p["what"])
+
+    for temperature in (0.0, 1.5):
+        writing = Writing(30, temperature, limits=BatchLimits(rows=4))
+        whole = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / f"whole{temperature}", writing=writing)
+        folder = tmp_path / f"cut{temperature}"
+        for budget in (6.0, 6.0, None):
+            before = len(passes)
+            cache = generate_text(target, tokenizer, prompts, cache_dir=folder, writing=writing, budget_s=budget, progress=report)
+            assert budget is None or (not cache.complete and len(passes) - before <= 8)
+        assert cache.complete
+        assert [s.token_ids.tolist() for s in cache.sequences] == [s.token_ids.tolist() for s in whole.sequences]
+        for ours, other in zip(cache.sequences, whole.sequences, strict=True):
+            torch.testing.assert_close(ours.hidden, other.hidden, atol=2e-4, rtol=1e-4)
+
+
+def test_rows_are_refilled_across_shards(tmp_path, tokenizer, target, prompts, monkeypatch):
+    monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 2)
+    batches = []
+    real = BatchWriter.write_rows
+    monkeypatch.setattr(BatchWriter, "write_rows", lambda self, rows, *rest: batches.append(len(rows)) or real(self, rows, *rest))
+    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(8))
+    assert batches == [6] and len(list(tmp_path.glob("shard-*.safetensors"))) == 3
+    assert [s.id for s in cache.sequences] == [p.id for p in prompts]
 
 
 def test_the_budget_stops_with_what_is_there_and_a_later_call_goes_on(tmp_path, tokenizer, target, prompts, monkeypatch):
