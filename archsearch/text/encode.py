@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PIECE_TOKENS: Final = 256
 
-T = TypeVar("T", EncodedPrompt, CachedSequence)
+T = TypeVar("T", EncodedPrompt, CachedSequence, Work)
 
 
 def encode_text(
