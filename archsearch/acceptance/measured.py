@@ -183,7 +183,7 @@ def agreement_trace(
         agreements[index] = (best == sequences[index].greedy_ids).numpy()
         if report is not None:
             report(done, len(sequences))
-    return Trace(tuple(agreements), *_labels(sequences, ends))
+    return Trace(tuple(agreements), *text_labels(sequences, ends))
 
 
 def sampling_trace(
@@ -243,7 +243,7 @@ def sampling_trace(
         overlaps[index] = _cat([row[2] for row in rows]).float().numpy()
         if report is not None:
             report(done, len(sequences))
-    categories, ids_of_texts, ended = _labels(sequences, ends)
+    categories, ids_of_texts, ended = text_labels(sequences, ends)
     return Trace(
         tuple(agreements), categories, ids_of_texts, ended, tuple(chances), tuple(overlaps), float(temperature), float(top_p)
     )
@@ -256,9 +256,10 @@ def _sequences(texts: TextCache | Sequence[CachedSequence]) -> list[CachedSequen
     return sequences
 
 
-def _labels(
+def text_labels(
     sequences: Sequence[CachedSequence], ends: Collection[int]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[bool, ...]]:
+    """Categories, ids and which texts ended by themselves: what a trace says of its texts."""
     ended = tuple(int(s.token_ids[-1]) in ends for s in sequences)
     return tuple(s.category for s in sequences), tuple(s.id for s in sequences), ended
 

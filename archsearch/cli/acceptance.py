@@ -15,7 +15,12 @@ from archsearch.cli.output import emit
 
 @main.command()
 @click.option("--target", required=True, metavar="T", help="Catalogue name, folder with config.json and weights, or hub id.")
-@click.option("--draft", required=True, metavar="D", help="Draft folder, hub id or catalogue name (--explain: any config.json).")
+@click.option(
+    "--draft",
+    required=True,
+    metavar="D",
+    help="Draft folder, hub id or catalogue name (--explain: any config.json); or ngram, ngram:2-5, suffix, early_exit:8,16.",
+)
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
@@ -45,12 +50,14 @@ def acceptance(as_json: bool, **options: Any) -> None:
     """Measure how much of a draft its target accepts: alpha, and tokens per round (tau) at each gamma, on your own prompts.
 
     The target writes an answer to every prompt once (kept in a cache; another draft then takes seconds), the draft runs beside
-    the text once, and the trace is replayed for every gamma. Intervals are over prompts.
+    the text once, and the trace is replayed for every gamma. Intervals are over prompts. N-gram lookup and suffix decoding need
+    no model: what they draft on the text is replayed as vLLM would; an early exit is the target's own first layers.
 
     \b
     archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --prompts mine.jsonl --gpu cpu
     archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --temperature 0.7 --top-p 0.9
     archsearch acceptance --target llama-65b --draft wide-796m --explain
+    archsearch acceptance --target smollm2-135m --draft ngram --prompts mine.jsonl --gpu cpu
     """
     from archsearch.pipeline.acceptance import AcceptanceRequest, measure_acceptance
     from archsearch.report.terminal.acceptance import acceptance_text

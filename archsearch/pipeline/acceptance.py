@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.acceptance.estimator import AcceptanceContext
+from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.training import training_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
@@ -19,6 +19,7 @@ from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
+from archsearch.pipeline.acceptance_untrained import Untrained, lookup_speedups, replayed, untrained, with_exits
 from archsearch.pipeline.latency import LatencySource, choose_latency
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
@@ -120,6 +121,12 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     if request.output is not None:
         ensure_writable_dir(request.output.parent)
     target = resolve_target(request.target)
+    kind = untrained(request.draft)
+    if kind is not None:
+        figures = measure_untrained(request, target, kind)
+        if request.output is not None:
+            write_json(request.output, figures)
+        return figures
     draft = find_draft(request.draft)
     measures = draft.at_hand or not request.explain
     request = replace(
@@ -153,6 +160,56 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         result["explanation"] = explanation(request, target, draft)
     if request.output is not None:
         write_json(request.output, result)
+    return result
+
+
+def measure_untrained(request: AcceptanceRequest, target: TargetRef, kind: Untrained) -> dict[str, Any]:
+    """What a drafter that nobody trains does on the text that the target writes for the prompts.
+
+    N-gram lookup and suffix decoding are replayed on the text alone; early exit takes one pass of the target. Raises
+    ArchsearchError as `measure_acceptance`, and for options that are for models only.
+    """
+    from archsearch.acceptance.early_exit import exit_traces
+    from archsearch.models.load import load_target, load_tokenizer
+
+    if request.explain or request.trace is not None:
+        raise ArchsearchError(f"--draft {request.draft} is no model: leave --explain and --trace out")
+    greedy = request.asked.temperature == 0
+    if kind.lookup is None and not greedy:
+        raise ArchsearchError("early exit is measured on greedy text; leave --temperature out")
+    prompts, source = _prompts(request)
+    texts, end_ids, more = written_text(request, target, load_tokenizer(target), prompts)
+    lengths = [s.prompt_tokens + int(s.greedy_ids.shape[0]) / 2 for s in texts.sequences]
+    context_len = round(sum(lengths) / len(lengths))
+    scorer = None
+    if request.asked.gpu is not None or request.asked.profile is not None:
+        priced, workload = choose_latency(replace(request.asked, context_len=context_len), target.architecture)
+        scorer = Scorer(target.architecture, workload, priced.latency, GivenAcceptance(0.5))
+    result: dict[str, Any] = {
+        "target": request.target,
+        "draft": request.draft,
+        "prompts_file": str(request.prompts) if request.prompts is not None else None,
+        "family": kind.family,
+        "temperature": request.asked.temperature,
+        "top_p": request.top_p,
+        "dtype": request.dtype,
+        "context_len": context_len,
+        "notes": [f"prompts: {source}", *more],
+    }
+    if kind.lookup is not None:
+        result |= replayed(kind.lookup, texts, end_ids)
+        result |= lookup_speedups(result, kind, scorer) if scorer is not None else {}
+    else:
+        layers = kind.layers(target.architecture.num_hidden_layers)
+        with ProgressLine("measure") as line:
+            model = load_target(target, request.dtype)[0]
+            traces = exit_traces(
+                model, texts.sequences, layers, end_ids=end_ids, report=lambda done, total: line("exits", done, total)
+            )
+        figures = {layer: summary(trace) for layer, trace in traces.items()}
+        result |= with_exits(figures, target.architecture, scorer)
+    if scorer is not None:
+        result |= {"latency": priced.words, "device": priced.device.key, "latency_dtype": priced.dtype}
     return result
 
 
@@ -352,8 +409,6 @@ def speedups(
     workload: Workload,
 ) -> dict[str, Any]:
     """Modelled speed-up at each gamma with the measured tau, the best gamma, and the best gamma of each category."""
-    from archsearch.acceptance.estimator import GivenAcceptance
-
     scorer = Scorer(target, workload, source.latency, GivenAcceptance(float(result["alpha"]["value"])))
 
     def at_each(part: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

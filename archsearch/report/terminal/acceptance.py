@@ -9,6 +9,8 @@ from archsearch.report.terminal.layout import plus_minus, table
 
 def acceptance_text(result: dict[str, Any]) -> str:
     how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}, top-p {result['top_p']:g}"
+    if "family" in result:
+        return "\n".join(_untrained_lines(result, how))
     lines = [f"Draft {result['draft']} ({result['shape']}) for {result['target']}, {how}."]
     if "alpha" in result:
         lines += _measured_lines(result)
@@ -82,3 +84,47 @@ def _explanation_lines(explanation: dict[str, Any]) -> list[str]:
         table(rows, ("term", "logit", "std", " evidence")),
         *([f"({silent} more terms say nothing about this shape: --json has them.)"] if silent else []),
     ]
+
+
+def _untrained_lines(result: dict[str, Any], how: str) -> list[str]:
+    lines = [f"{result['draft']} for {result['target']}, {how}."]
+    if "exits" in result:
+        return [*lines, "", _exit_table(result), "", *(f"Note: {note}." for note in result["notes"])]
+    lines += [f"Replayed on {result['tokens']} tokens of {result['prompts']} answers that the target wrote.", ""]
+    gains = result.get("speedup", {})
+    rows = [
+        (
+            gamma,
+            plus_minus(result["drafts_share"][gamma]),
+            f"{result['drafted'][gamma]:.1f}",
+            f"{result['alpha_drafted'][gamma]:.3f}",
+            plus_minus(tau),
+            _interval(result["intervals"]["tau"][gamma]["95"], 2),
+            *((plus_minus(gains[gamma]),) if gains else ()),
+        )
+        for gamma, tau in result["tau"].items()
+    ]
+    header = ("gamma", "rounds that draft", "tokens then", "accepted", "tau", "95 %", *(("speed-up",) if gains else ()))
+    lines += [table(rows, header)]
+    if gains:
+        best = result["best_gamma"]
+        lines += ["", f"Best gamma {best}." if best else "It does not pay at any gamma: run the target alone."]
+        lines[-1] += f" Speed-up modelled with the replayed tau; latency: {result['latency']}."
+    parts = [(name, str(part["prompts"]), plus_minus(part["tau"].get("4"))) for name, part in result["by_category"].items()]
+    lines += ["", table(parts, ("category", "prompts", "tau, gamma 4"))] if parts else []
+    lines += ["", *(f"Note: {note}." for note in result["notes"])]
+    return [*lines, "tau: tokens per round, over all rounds. Accepted: share of the drafted tokens that were judged."]
+
+
+def _exit_table(result: dict[str, Any]) -> str:
+    rows = [
+        (
+            layer,
+            plus_minus(part["alpha"], digits=3),
+            plus_minus(part["tau"].get("4")),
+            *((plus_minus(part["speedup"]), str(part["best_gamma"])) if "speedup" in part else ()),
+        )
+        for layer, part in result["exits"].items()
+    ]
+    priced = any("speedup" in part for part in result["exits"].values())
+    return table(rows, ("exit after layer", "alpha", "tau, gamma 4", *(("speed-up", "best gamma") if priced else ())))

@@ -1,0 +1,73 @@
+"""Early exit measured: what the target's own first layers would draft, beside the text that the whole target wrote.
+
+The draft is the first k layers with the target's final norm and head, as transformers' `assistant_early_exit` runs them. One
+pass of the target over its text gives the states after every layer, so all exits are measured at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archsearch.acceptance.measured import Report, Trace, text_labels
+from archsearch.errors import ArchsearchError
+
+if TYPE_CHECKING:
+    from archsearch.text.cache import CachedSequence
+
+BATCH_TOKENS = 2048  # the states after all layers are held at once
+
+
+def exit_traces(
+    target: Any,
+    sequences: Sequence[CachedSequence],
+    layers: Sequence[int],
+    *,
+    end_ids: Collection[int],
+    report: Report | None = None,
+) -> dict[int, Trace]:
+    """Where an exit after each of `layers` agrees with the whole target along its greedy text: a trace for each.
+
+    Raises ArchsearchError for a layer that the target does not have or a model whose final norm is not found.
+    """
+    import torch
+    from torch.nn import functional
+
+    from archsearch.training.distill import make_batch
+
+    base, count = target.base_model, int(target.config.num_hidden_layers)
+    norm = getattr(base, "norm", None)
+    if norm is None:
+        raise ArchsearchError(f"early exit needs a model with a final `norm`; {type(base).__name__} has none by that name")
+    for layer in layers:
+        if not 1 <= layer < count:
+            raise ArchsearchError(f"a target of {count} layers has no exit after layer {layer}; use 1 to {count - 1}")
+    if not sequences:
+        raise ArchsearchError("there is no text to measure acceptance on; generate some first")
+    weight = target.get_output_embeddings().weight
+    found: dict[int, list[np.ndarray]] = {layer: [np.zeros(0, bool)] * len(sequences) for layer in layers}
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= BATCH_TOKENS:
+            stop += 1
+        chosen = order[start:stop]
+        batch = make_batch([sequences[i] for i in chosen])
+        with torch.inference_mode():
+            states = base(input_ids=batch.input_ids, use_cache=False, output_hidden_states=True).hidden_states
+            for layer in layers:  # hidden_states[0] is the embedding
+                rows = norm(states[layer].reshape(-1, states[layer].shape[-1])[batch.positions])
+                hits = (functional.linear(rows, weight).argmax(-1) == batch.greedy_ids).numpy()
+                offset = 0
+                for i in chosen:
+                    tokens = int(sequences[i].greedy_ids.shape[0])
+                    found[layer][i] = hits[offset : offset + tokens]
+                    offset += tokens
+        start = stop
+        if report is not None:
+            report(start, len(order))
+    labels = text_labels(sequences, set(end_ids))
+    return {layer: Trace(tuple(hits), *labels) for layer, hits in found.items()}
