@@ -137,7 +137,7 @@ def extrapolate(
     prior = prior or MEASURED
     mean, covariance = _posterior(points, prior)
     row = _row(AlphaPoint(tokens, 0.5, annealed, epoch_tokens), prior)
-    std = math.sqrt(float(row @ covariance @ row) + prior.noise_std**2)
+    std = _scatter(points, mean, prior) * math.sqrt(float(row @ covariance @ row) + prior.noise_std**2)
     return alpha_estimate(float(row @ mean), std, "modelled")
 
 
@@ -203,6 +203,13 @@ def _row(point: AlphaPoint, prior: CurvePrior) -> np.ndarray:
 
 def _targets(points: Sequence[AlphaPoint]) -> np.ndarray:
     return np.array([logit(clamped(point.alpha)) for point in points])
+
+
+def _scatter(points: Sequence[AlphaPoint], mean: np.ndarray, prior: CurvePrior) -> float:
+    """How many times farther than the noise the points lie from their curve, at least 1: text of mixed kinds scatters more.
+    The prior's own noise counts as three points."""
+    errors = (_targets(points) - np.stack([_row(point, prior) for point in points]) @ mean) / prior.noise_std
+    return math.sqrt(max(1.0, (float(errors @ errors) + 3.0) / (len(points) + 3.0)))
 
 
 def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[np.ndarray, np.ndarray]:
