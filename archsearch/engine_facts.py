@@ -38,6 +38,7 @@ class EngineFacts:
     synthesises: bool = False  # accepts draft tokens by chance when told to
     schedules: bool = False  # takes gamma by batch size
     dummy_weights: bool = False  # makes up weights for folders that hold a config.json only
+    confirms: tuple[str, ...] = ("independent",)  # families of drafters that archsearch starts it with
 
     # -- how it runs a draft
     trimmed_head: bool = False  # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
@@ -135,6 +136,7 @@ _ROWS: Final = (
         synthesises=True,  # rejection_sample_method "synthetic" (config/speculative.py)
         schedules=True,  # num_speculative_tokens_per_batch_size (config/speculative.py)
         dummy_weights=True,  # load_format "dummy"
+        confirms=("independent", "eagle3", "medusa", "ngram"),
         sharded_draft=True,  # draft_tensor_parallel_size must equal the target's (config/speculative.py)
         idle_pass=True,  # seen in its steps: at gamma 0 the draft still reads the written token
         export="archsearch.export.engines:vllm",

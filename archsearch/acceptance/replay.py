@@ -56,8 +56,10 @@ class Replay:
 def expected_rounds(chances: np.ndarray, gamma: int, *, ended: bool = False, limit: int | None = None) -> np.ndarray:
     """Expected number of whole rounds along one text that accept 0..gamma draft tokens: [gamma + 1].
 
-    `chances` [tokens]: chance that each token is accepted where a round asks for it (0 or 1 on greedy text). `ended`: the last
-    token is the end of the text. `limit`: the most tokens the engine would have written, where that is more than the text has.
+    `chances` [tokens]: chance that each token is accepted where a round asks for it (0 or 1 on greedy text). A drafter whose
+    proposal depends on where the round began (a head on hidden states) has `chances` [tokens, at least gamma]: of the k-th draft
+    token of a round that starts at each token, given that those before it were accepted. `ended`: the last token is the end of
+    the text. `limit`: the most tokens the engine would have written, where that is more than the text has.
     """
     chances = np.asarray(chances, dtype=np.float64)
     tokens = int(chances.shape[0])
@@ -65,8 +67,10 @@ def expected_rounds(chances: np.ndarray, gamma: int, *, ended: bool = False, lim
     last = (tokens if limit is None else max(limit, tokens)) - gamma if limit is not None or not ended else tokens
     starts = min(max(last, 0), tokens)
     # reach[s, k]: the first k draft tokens of a round that starts at s are accepted.
-    padded = np.concatenate([chances, np.zeros(gamma)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, gamma)[:starts] if gamma else np.zeros((starts, 0))
+    if chances.ndim == 2 or not gamma:
+        windows = chances[:starts, :gamma] if gamma else np.zeros((starts, 0))
+    else:
+        windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([chances, np.zeros(gamma)]), gamma)[:starts]
     reach = np.concatenate([np.ones((starts, 1)), np.cumprod(windows, axis=1)], axis=1)
     lengths = reach - np.concatenate([reach[:, 1:], np.zeros((starts, 1))], axis=1)  # [s, k]: exactly k accepted
     start_at = np.zeros(tokens + gamma + 2)
@@ -90,6 +94,24 @@ def replay_tau(trace: Trace, gamma: int, *, limit: int | None = None, resamples:
     if gamma < 0:
         raise ValueError(f"gamma must be at least 0, got {gamma}")
     per_text = [expected_rounds(chances, gamma, ended=trace.ends(i), limit=limit) for i, chances in enumerate(trace.accepted)]
+    return _summed(per_text, gamma, resamples, seed)
+
+
+def replay_chains(chains: Sequence[np.ndarray], gamma: int, ended: Sequence[bool] = (), *, seed: int = 0) -> Replay:
+    """The same for a drafter whose proposals depend on where a round begins. `chains`: one array [tokens, at least gamma] a text,
+    as `expected_rounds` takes them; `ended`: which texts end by themselves.
+
+    The first token of an answer comes out of the prefill: give the chains from the second token on.
+    """
+    if any(rows.shape[1] < gamma for rows in chains):
+        raise ValueError(f"the chains are {min(rows.shape[1] for rows in chains)} tokens long, gamma is {gamma}")
+    ends = ended or [False] * len(chains)
+    per_text = [expected_rounds(rows, gamma, ended=end) for rows, end in zip(chains, ends, strict=True)]
+    return _summed(per_text, gamma, RESAMPLES, seed)
+
+
+def _summed(per_text: Sequence[np.ndarray], gamma: int, resamples: int, seed: int) -> Replay:
+    """Rounds by how many draft tokens they accept [gamma + 1], text by text, as one Replay."""
     outcomes = np.array(per_text, dtype=np.float64).reshape(-1, gamma + 1)
     counts = outcomes.sum(axis=0)
     rounds = float(counts.sum())

@@ -54,6 +54,13 @@ from archsearch.errors import ArchsearchError
 @click.option("--schedule", is_flag=True, help="Also run gamma by batch size against always off and every fixed gamma (vllm).")
 @click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1), help="Interleaved repeats under load.")
 @click.option("--tokens", default=64, show_default=True, type=click.IntRange(min=8), help="New tokens a request under load.")
+@click.option(
+    "--family",
+    "families",
+    multiple=True,
+    metavar="F",
+    help="Compare drafters prompt by prompt: independent, eagle3, medusa (trained before), ngram; repeat for more (vllm).",
+)
 @engine_python_option("python")
 @click.option("--server-url", metavar="URL", help="A running vLLM server with the draft, instead of starting the engine.")
 @click.option("--baseline-url", metavar="URL", help="A running vLLM server of the same target without a draft.")
@@ -75,6 +82,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     archsearch confirm runs/demo --engine vllm
     archsearch confirm runs/llama --rank 2 --engine vllm --synthetic
     archsearch confirm runs/demo --engine vllm --concurrency 1 --concurrency 4 --concurrency 8 --schedule
+    archsearch confirm runs/demo --engine vllm --family eagle3 --family medusa --family ngram --family independent
     archsearch confirm runs/demo --engine vllm --server-url http://gpu1:8000 --baseline-url http://gpu1:8001
     """
     from archsearch.engine_facts import engines_that
@@ -90,6 +98,19 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     if choice.server_url and choice.name is None:
         choice = replace(choice, name=engines_that(lambda row: row.server)[0])
     session = SearchSession.reopen(run)
+    families = options.pop("families")
+    if families:
+        if options["synthetic"] or options["concurrencies"] or options["schedule"]:
+            raise ArchsearchError(
+                "--family compares trained drafters one request at a time; leave --synthetic, --concurrency and --schedule out"
+            )
+        from archsearch.pipeline.confirm_families import FamilyRequest, confirm_families, with_gamma
+        from archsearch.report.terminal.heads import families_text
+
+        request = FamilyRequest(families, rank=rank, count=count, prompts=options["prompts"])
+        compared = confirm_families(session, with_gamma(request, options["gammas"]), choice)
+        emit(compared, families_text(compared, run), as_json)
+        return
     if options["synthetic"] or options["concurrencies"] or options["schedule"]:
         options["concurrencies"] = options["concurrencies"] or ((1, 2, 4, 8) if options["schedule"] else (1,))
         loaded = confirm_load(session, LoadRequest(rank, **options), choice)

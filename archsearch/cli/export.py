@@ -9,6 +9,7 @@ import click
 from archsearch.cli.app import main
 from archsearch.cli.options import json_option, rank_option, run_argument
 from archsearch.cli.output import emit
+from archsearch.errors import ArchsearchError
 
 
 @main.command()
@@ -34,6 +35,7 @@ from archsearch.cli.output import emit
     type=click.IntRange(min=1, max=16),
     help="Draft tokens a round where there is no schedule (default: the schedule's at batch 1, the confirmed one, the score's).",
 )
+@click.option("--family", default="independent", show_default=True, metavar="F", help="A trained head instead: eagle3 or medusa.")
 @click.option("--allow-untrained", is_flag=True, help="Export a candidate without weights: its shape only.")
 @json_option
 def export(
@@ -43,6 +45,7 @@ def export(
     engines: tuple[str, ...],
     schedule: Path | None,
     gamma: int | None,
+    family: str,
     allow_untrained: bool,
     as_json: bool,
 ) -> None:
@@ -51,7 +54,19 @@ def export(
     \b
     archsearch export runs/demo --output my-draft
     archsearch export runs/demo --output my-draft --for vllm --for llama.cpp
+    archsearch export runs/demo --family eagle3 --output my-head
     """
+    if family != "independent":
+        if engines or schedule or allow_untrained:
+            raise ArchsearchError(
+                "a head is exported for all engines that run it, with one gamma; leave --for, --schedule, --allow-untrained out"
+            )
+        from archsearch.pipeline.heads import export_family
+
+        made = export_family(run, family, output, gamma=gamma)
+        words = f"{family} head exported to {made['output']} (gamma {made['gamma']}) for {', '.join(made['engines'])}."
+        emit(made, f"{words}\nNext: see {made['output']}/README.md", as_json)
+        return
     from archsearch.export import DEFAULT_ENGINES
     from archsearch.pipeline import export_rank
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,19 +115,11 @@ class DraftTrainer:
         """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head, chosen once per shape."""
         import torch
 
-        from archsearch.text.vocabulary import DraftVocabulary, choose_draft_vocab, token_frequencies
+        from archsearch.drafts.vocabulary import stored_vocabulary
         from archsearch.training.initialise import initialise_draft
 
         folder = self.draft_folder(arch)
-        # The ids are kept with the draft: a cache that has grown since would choose others, and the checkpoint would not fit.
-        stored = folder / "vocabulary.json"
-        if arch.trimmed and stored.exists():
-            vocabulary = DraftVocabulary(**read_json(stored, "draft vocabulary"))
-        elif arch.trimmed:
-            vocabulary = choose_draft_vocab(token_frequencies(*caches), arch.head_rows, self.tokenizer)
-            write_json(stored, asdict(vocabulary))
-        else:
-            vocabulary = None
+        vocabulary = stored_vocabulary(folder, arch.head_rows, caches, self.tokenizer) if arch.trimmed else None
         calibration = _calibration_ids(caches[0])
         draft = initialise_draft(
             self.model("float32"),

@@ -16,7 +16,8 @@ from archsearch.errors import ArchsearchError
 from archsearch.schedule import Ranges, check_schedule, largest_gamma
 
 ModelSource = Path | str | Any
-"""A model folder, a hub id, or (engines that run in this process) a module that is already loaded."""
+"""A model folder, a hub id, or (engines that run in this process) a module that is already loaded. In the place of a draft also a
+folder with heads on the target's hidden states (`models.drafters`), or `acceptance.lookup.Ngram`, which is no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ class Engine(Protocol):
         synthetic: Sequence[float] = (),
         schedule: Ranges = (),
     ) -> None:
-        """Get ready to generate with `target`, helped by `draft` with exactly `gamma` draft tokens a round, or alone.
+        """Get ready to generate with `target`, helped by `draft` with exactly `gamma` draft tokens a round (where it finds that
+        many: lookup may find fewer, or none), or alone.
 
         `synthetic` [gamma]: draft tokens are accepted by chance, position i in a share synthetic[i] of the rounds (unconditional,
         not increasing); times are real, the text is not the target's. `schedule`: gamma by batch size; `gamma` is the largest.

@@ -36,15 +36,15 @@ def export(
     take this draft, or when `output` holds anything but an earlier export or cannot be written.
     """
     made = plan(source, output, engines, allow_untrained=allow_untrained)
-    _check_output(source.draft, made.output)
-    with _building(made.output) as building:
-        _build(made, building)
+    check_output(source.draft, made.output)
+    with building(made.output) as folder:
+        _build(made, folder)
         if made.copied:
             from archsearch.export.gguf_file import write_gguf
 
             # float16 for both 16-bit types: llama.cpp computes it quickly on every device, bfloat16 not.
             dtype = "float32" if made.dtype == "float32" else "float16"
-            write_gguf(building, building / GGUF_FILE, dtype=dtype, tokenizer_gguf=source.target.gguf)
+            write_gguf(folder, folder / GGUF_FILE, dtype=dtype, tokenizer_gguf=source.target.gguf)
     return made.output
 
 
@@ -96,24 +96,25 @@ def _marker(made: ExportPlan) -> dict[str, Any]:
 
 
 @contextmanager
-def _building(output: Path) -> Iterator[Path]:
+def building(output: Path) -> Iterator[Path]:
     """A folder beside `output` that takes its place when the block ends well, and is removed when it does not."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
+        folder = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     except OSError as error:
         raise ArchsearchError(f"cannot write {output}: {error.strerror or error}; choose a folder you can write to") from error
     try:
-        yield building
-        building.chmod(0o755)
-        _swap(building, output)
+        yield folder
+        folder.chmod(0o755)
+        _swap(folder, output)
     except OSError as error:
         raise ArchsearchError(f"cannot write {output}: {error.strerror or error}; free space or choose another folder") from error
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_output(draft_folder: Path, output: Path) -> None:
+def check_output(draft_folder: Path, output: Path) -> None:
+    """Raise ArchsearchError where an export may not be written to `output`."""
     if output.resolve() == draft_folder.resolve():
         raise ArchsearchError(f"output {output} is the draft's own folder; choose another one")
     if output.exists() and not output.is_dir():

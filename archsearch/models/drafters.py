@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 
 HeadFamily = Literal["eagle3", "medusa"]
@@ -15,19 +13,6 @@ HEAD_FAMILIES: Final[tuple[HeadFamily, ...]] = ("eagle3", "medusa")
 
 EAGLE3_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
 MEDUSA_ARCHITECTURES: Final = ("MedusaModel",)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLookup:
-    """A drafter without a model: it proposes what followed the last `shortest` to `longest` tokens where they stood before
-    (n-gram, prompt lookup)."""
-
-    shortest: int = 2
-    longest: int = 4
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= self.longest:
-            raise ArchsearchError(f"prompt lookup needs 1 <= shortest <= longest, got {self.shortest} and {self.longest}")
 
 
 def head_family(config: Mapping[str, Any]) -> HeadFamily | None:

@@ -40,9 +40,13 @@ def load_target(ref: TargetRef, dtype: torch.dtype | str) -> tuple[PreTrainedMod
 
 def load_tokenizer(ref: TargetRef) -> PreTrainedTokenizerBase:
     """The target's tokenizer. Raises MissingDataError when there is none."""
+    return read_tokenizer(weights_source(ref, weights=False), ref.name)
+
+
+def read_tokenizer(source: Path | str, name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder or of a hub id; `name` for messages. Raises MissingDataError when there is none."""
     from transformers import AutoTokenizer
 
-    source = weights_source(ref, weights=False)
     if isinstance(source, Path) and not has_tokenizer(source):
         raise MissingDataError(f"no tokenizer in {source}; put the target's tokenizer.json (and tokenizer_config.json) there")
     with quiet_transformers():
@@ -50,7 +54,7 @@ def load_tokenizer(ref: TargetRef) -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError) as error:
             raise MissingDataError(
-                f"cannot load the tokenizer of {ref.name!r} from {source}: {str(error).strip().splitlines()[0]}"
+                f"cannot load the tokenizer of {name!r} from {source}: {str(error).strip().splitlines()[0]}"
             ) from error
 
 

@@ -25,6 +25,16 @@ def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype_name(dtype))
 
 
+def native_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 matrix products are faster than float32 ones on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        return any(check is not None and check() for check in checks)
+    return False
+
+
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No progress bars and no advice from transformers: what a user must know is said here in one line."""

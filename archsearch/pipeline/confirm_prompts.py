@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.architecture.hf_config import read_architecture
 from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
@@ -21,7 +20,6 @@ from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import write_json
 from archsearch.models.files import has_tokenizer, has_weights
-from archsearch.models.targets import TargetRef
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.comparison import explain, measured_terms, predicted_terms
 from archsearch.pipeline.engine_choice import (
@@ -123,7 +121,7 @@ def confirm_rank(
     check_tokenizer(trainer.tokenizer, folder)
     scorer, words = serving_scorer(session, name)
     engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
-    asked = _prompts(trainer, prompts, prompt_count or session.request.confirm_prompts)
+    asked = confirming_prompts(trainer, prompts, prompt_count or session.request.confirm_prompts)
     sampling = Sampling(session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed)
     wanted = _known_gammas(gammas or [score.gamma], trained)
     case = _Case(session, trainer, choice, name, score, folder, trained, scorer, words, asked, sampling, wanted)
@@ -172,7 +170,7 @@ def _write(case: _Case, rank: int, result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _prompts(trainer: DraftTrainer, file: Path | None, count: int) -> list[EnginePrompt]:
+def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> list[EnginePrompt]:
     """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
     from archsearch.text.prompts import read_prompts
 
@@ -273,11 +271,11 @@ def seen_words(prompts: PromptSet, folder: Path) -> str | None:
 
 def check_tokenizer(ours: Any, folder: Path) -> None:
     """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's: its ids mean other tokens."""
-    from archsearch.models.load import load_tokenizer, tokenizers_differ
+    from archsearch.models.load import read_tokenizer, tokenizers_differ
 
     if not has_tokenizer(folder):
         return
-    theirs = load_tokenizer(TargetRef(folder.name, read_architecture(folder), folder=folder))
+    theirs = read_tokenizer(folder, folder.name)
     differences = tokenizers_differ(ours, theirs, limit=2)
     if differences:
         raise ArchsearchError(

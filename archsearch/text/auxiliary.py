@@ -178,6 +178,9 @@ def _layer_inputs(target: Any, texts: Sequence[torch.Tensor], layers: Sequence[i
     """[texts, longest, layers * hidden] bfloat16 on the CPU: what each of `layers` takes in, side by side."""
     import torch
 
+    from archsearch.models.runtime import native_bf16
+
+    fast = torch.autocast(target.device.type, torch.bfloat16, enabled=native_bf16(target.device))
     width = max(int(text.shape[0]) for text in texts)
     ids = torch.zeros(len(texts), width, dtype=torch.long)
     for row, text in enumerate(texts):
@@ -194,7 +197,7 @@ def _layer_inputs(target: Any, texts: Sequence[torch.Tensor], layers: Sequence[i
 
     handles = [target.base_model.layers[layer].register_forward_pre_hook(hook(layer), with_kwargs=True) for layer in layers]
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), fast:
             target.base_model(input_ids=ids.to(target.device), use_cache=False)
     except _Enough:
         pass

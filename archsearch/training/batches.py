@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
+from archsearch.models.runtime import native_bf16
 from archsearch.text.cache import CachedSequence
 
 
@@ -115,17 +116,8 @@ def greedy_matches(draft: Any, sequences: Sequence[CachedSequence], *, batch_tok
     return [r for r in results if r is not None]
 
 
-def native_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 matrix products are faster than float32 ones on `device`."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu":
-        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-        return any(check is not None and check() for check in checks)
-    return False
-
-
 def autocast(weight: torch.Tensor, enabled: bool | None) -> torch.autocast:
+    """bfloat16 arithmetic where it is wanted, or (None) where the machine is faster with it."""
     use = native_bf16(weight.device) if enabled is None else enabled
     return torch.autocast(weight.device.type, torch.bfloat16, enabled=use)
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from archsearch.engine_facts import engine_facts
+from archsearch.acceptance.lookup import Ngram
+from archsearch.engine_facts import engine_facts, engines_that
 from archsearch.engines.child.child import Child
 from archsearch.engines.engine import (
     EnginePrompt,
@@ -19,6 +20,7 @@ from archsearch.engines.engine import (
 )
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
+from archsearch.models.drafters import folder_family
 from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
@@ -90,8 +92,15 @@ class ChildEngine:
         RunFailed when it does not come up.
         """
         check_start(gamma, draft, synthetic, schedule)
+        family = drafter_family(draft)
+        if family not in self.facts.confirms:
+            raise ArchsearchError(
+                f"{self.title} is not started with {family} drafters here, only with {', '.join(self.facts.confirms)}; use "
+                f"{engines_confirming(family)}"
+            )
         self.check(draft, gamma, synthetic, schedule)
-        sources = [self._source(model) for model in (target, draft) if model is not None]
+        models = [model for model in (target, draft) if model is not None and not isinstance(model, Ngram)]
+        sources = [self._source(model) for model in models]
         check_vocabularies(sources)
         self.stop()
         child = self._new_child(sources)
@@ -100,7 +109,9 @@ class ChildEngine:
                 {
                     "do": "start",
                     "target": sources[0],
-                    "draft": sources[1] if draft is not None else None,
+                    "draft": sources[1] if len(sources) > 1 else None,
+                    "family": family,
+                    "lookup": [draft.shortest, draft.longest] if isinstance(draft, Ngram) else None,
                     "gamma": gamma,
                     "synthetic": list(synthetic),
                     "schedule": [list(entry) for entry in schedule],
@@ -197,6 +208,18 @@ class ChildEngine:
         if not (model / "config.json").is_file():
             raise ArchsearchError(f"no config.json in {model}; {self.title} needs a model folder")
         return str(model.resolve())
+
+
+def drafter_family(draft: ModelSource | None) -> str:
+    """The family of what stands in the place of a draft; a hub id and a module are independent drafts."""
+    if isinstance(draft, Ngram):
+        return "ngram"
+    return (folder_family(draft) if isinstance(draft, Path) and (draft / "config.json").is_file() else None) or "independent"
+
+
+def engines_confirming(family: str) -> str:
+    """The engines that archsearch starts with a family of drafters, as words."""
+    return " or ".join(engines_that(lambda row: row.make and family in row.confirms)) or "another drafter"
 
 
 def check_vocabularies(sources: Sequence[str]) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling
+from archsearch.engines.measure.turns import Turns, report
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.progress import Progress
 from archsearch.speedup import DISTURBED_GAP, counting_doubt
 
 _BOOTSTRAP_REPEATS: Final = 1000
-_WARM_UP_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,8 @@ class Confirmation:
     interval's lower end bears the optimism of the choice. `tokens_per_s` and `baseline_tokens_per_s` are pooled over
     the decode window; `decode_s`: median seconds a token alone; `round_s`: median seconds a round. `draft_s`, `verify_s`,
     `rest_s`: median seconds of all passes of the draft in a whole round, of the target's pass, and of what is neither; None where
-    the engine does not tell.
+    the engine does not tell. `tokens_per_step`: tokens a pass of the target after a request's first, whether it verified drafts
+    or not, and `drafting_share`: whole rounds among those passes; both matter for drafters that do not always propose.
     """
 
     engine: str
@@ -121,6 +121,8 @@ class Confirmation:
     verify_s: float | None = None
     rest_s: float | None = None
     best_of: BestOf | None = None
+    tokens_per_step: float | None = None
+    drafting_share: float | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -169,56 +171,42 @@ def confirm(
     gammas = sorted(set(gammas))
     if not prompts or not gammas:
         raise ArchsearchError(f"confirm needs at least one prompt and one gamma, got {len(prompts)} and {len(gammas)}")
-    sampling = sampling or Sampling()
-    variants = [0, *gammas]
-    engines: dict[int, Engine] = {}
-    results: dict[int, list[GenerationResult]] = {gamma: [] for gamma in variants}
-    steps: dict[int, list[EngineStep]] = {gamma: [] for gamma in variants}
-    warm_up = dataclasses.replace(sampling, max_new_tokens=min(_WARM_UP_TOKENS, sampling.max_new_tokens))
-    planned, done = len(variants) * len(prompts), 0
+    run = Turns(make_engine, target, {0: (None, 0)} | {gamma: (draft, gamma) for gamma in gammas}, prompts, sampling, apart)
 
-    def ready(gamma: int) -> Engine:
-        if gamma not in engines:
-            if apart:
-                for other in engines.values():
-                    other.stop()
-                engines.clear()
-            _report(progress, "start and warm-up", done, planned)
-            engines[gamma] = make_engine()
-            engines[gamma].start(target, None if gamma == 0 else draft, gamma)
-            engines[gamma].generate(prompts[:1], warm_up)
-        return engines[gamma]
+    def summed(runs: Turns[int], asked: Sequence[EnginePrompt], greedy: bool) -> dict[int, Confirmation]:
+        return _summaries(runs.judge(0 if greedy else gammas[-1]), gammas, asked, runs.results, runs.steps, greedy, seed)
 
-    try:
-        for gamma in variants if not apart else ():
-            ready(gamma)
-        for index, gamma in _order(len(prompts), variants, apart):
-            engine = ready(gamma)
-            results[gamma] += engine.generate([prompts[index]], sampling)
-            steps[gamma] += engine.steps()
-            done += 1
-            _report(progress, f"prompt {index + 1}/{len(prompts)}", done, planned)
-        greedy = sampling.temperature == 0
-        return _summaries(ready(0) if greedy else engines[gamma], gammas, prompts, results, steps, greedy, seed)
-    except RunFailed as error:
-        whole = min(len(rows) for rows in results.values())
-        if whole:
-            kept = {gamma: rows[:whole] for gamma, rows in results.items()}
-            with contextlib.suppress(RunFailed):  # too little for a figure; identity would need the engine that failed
-                error.results = _summaries(next(iter(engines.values())), gammas, prompts[:whole], kept, steps, False, seed)
-        raise
-    finally:
-        for engine in engines.values():
-            engine.stop()
+    return run.go(summed, progress)
 
 
-def _order(prompts: int, variants: Sequence[int], apart: bool) -> list[tuple[int, int]]:
-    """(prompt, gamma) in the order in which they run: by prompt, or (`apart`) by variant within each half of the prompts."""
-    if not apart:
-        return [(i, gamma) for i in range(prompts) for gamma in (variants if i % 2 == 0 else reversed(variants))]
-    half = (prompts + 1) // 2
-    first = [(i, gamma) for gamma in variants for i in range(half)]
-    return first + [(i, gamma) for gamma in reversed(variants) for i in range(half, prompts)]
+def compare(
+    make_engine: Callable[[], Engine],
+    target: ModelSource,
+    drafters: Mapping[str, tuple[ModelSource, int]],
+    prompts: Sequence[EnginePrompt],
+    sampling: Sampling | None = None,
+    *,
+    apart: bool = False,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> dict[str, Confirmation]:
+    """As `confirm`, for drafters of several kinds: `drafters` is by name what stands in the draft's place, and its gamma.
+
+    A drafter that proposed nothing in any whole round (lookup may find nothing) is left out.
+    """
+    if not prompts or not drafters:
+        raise ArchsearchError(f"a comparison needs at least one prompt and one drafter, got {len(prompts)} and {len(drafters)}")
+    run = Turns(make_engine, target, {"": (None, 0)} | dict(drafters), prompts, sampling, apart)
+
+    def summed(runs: Turns[str], asked: Sequence[EnginePrompt], greedy: bool) -> dict[str, Confirmation]:
+        engine, found = runs.judge("" if greedy else next(iter(drafters))), {}
+        for name, (_, gamma) in drafters.items():
+            if any(result.rounds for result in runs.results[name]):
+                result = summarise(engine, gamma, asked, runs.results[""], runs.results[name], greedy=greedy, seed=seed)
+                found[name] = dataclasses.replace(result, **_terms(runs.steps[name], gamma))
+        return found
+
+    return run.go(summed, progress)
 
 
 def _summaries(
@@ -264,7 +252,10 @@ def _terms(steps: Sequence[EngineStep], gamma: int) -> dict[str, Any]:
     whole = [
         step
         for step in steps
-        if not step.prefill and step.target_s is not None and step.target_tokens == gamma + 1 and len(step.draft_s) == gamma
+        if not step.prefill
+        and step.target_s is not None
+        and step.target_tokens == gamma + 1
+        and len(step.draft_s) in (gamma, 1)  # one for all tokens where they are proposed in one go
     ]
     if not whole:
         return {}
@@ -273,11 +264,6 @@ def _terms(steps: Sequence[EngineStep], gamma: int) -> dict[str, Any]:
         "verify_s": float(np.median([step.target_s or 0.0 for step in whole])),
         "rest_s": float(np.median([step.other_s or 0.0 for step in whole])),
     }
-
-
-def _report(progress: Progress | None, what: str, done: float, planned: float) -> None:
-    if progress is not None:
-        progress(what, done, planned)
 
 
 def summarise(
@@ -335,7 +321,17 @@ def summarise(
         identical_output=_identity(engine, prompts, alone, assisted) if greedy else Identity(0, 0),
         categories=_categories(prompts, alone, assisted),
         per_prompt_speedup=tuple(float(ratio) for ratio in ratios),
+        **_per_step(assisted),
     )
+
+
+def _per_step(assisted: Sequence[GenerationResult]) -> dict[str, float]:
+    """Tokens a pass of the target, and the share of passes that are whole rounds; {} where passes are not told apart."""
+    passes = sum(len(result.gaps_s) for result in assisted)
+    if not passes:
+        return {}
+    rounds = min(sum(result.rounds for result in assisted), passes)
+    return {"tokens_per_step": sum(result.decode_tokens for result in assisted) / passes, "drafting_share": rounds / passes}
 
 
 def _tokens(results: Sequence[GenerationResult]) -> int:
@@ -433,7 +429,7 @@ def exactness_check(
             rows: list[GenerationResult] = []
             for index, prompt in enumerate(prompts):
                 rows += engine.generate([prompt], sampling)
-                _report(progress, "exactness in float32", number * len(prompts) + index + 1, 2 * len(prompts))
+                report(progress, "exactness in float32", number * len(prompts) + index + 1, 2 * len(prompts))
             answers.append(rows)
             if gamma_used:
                 accepted, rejected = sum(row.accepted for row in rows), sum(row.rejected for row in rows)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.engines.child.child_engine import ChildEngine
+from archsearch.engines.child.child_engine import ChildEngine, drafter_family
 from archsearch.engines.engine import Engine, EngineSettings, ModelSource
 from archsearch.errors import ArchsearchError
+from archsearch.files import read_json
 from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ class VllmEngine(ChildEngine):
     def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
         if gamma > LONGEST_DRAFT and draft is not None:
             raise ArchsearchError(f"vLLM drafts at most {LONGEST_DRAFT} tokens a round, got gamma {gamma}")
+        if drafter_family(draft) == "medusa":
+            heads = int(read_json(Path(draft) / "config.json", "the heads' config")["num_heads"])
+            if schedule:
+                raise ArchsearchError("vLLM runs Medusa heads with one gamma for all batch sizes; leave the schedule out")
+            if gamma > heads:
+                raise ArchsearchError(f"{draft} has {heads} Medusa heads, so gamma is at most {heads}, got {gamma}")
 
     def request(self) -> dict[str, Any]:
         settings = self.settings

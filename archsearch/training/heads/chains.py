@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from archsearch.text.auxiliary import AuxiliaryStates
 from archsearch.text.cache import CachedSequence
-from archsearch.training.distill import Batch, make_batch, native_bf16
+from archsearch.training.batches import Batch, autocast, make_batch
 from archsearch.training.heads.eagle3 import Eagle3Head, Rows
 from archsearch.training.heads.medusa import MedusaHeads
 
@@ -128,12 +128,6 @@ def _parts(sequences: Sequence[CachedSequence], batch_tokens: int) -> Iterator[l
         part.append(sequence)
     if part:
         yield part
-
-
-def autocast(weight: Tensor, enabled: bool | None) -> torch.autocast:
-    """bfloat16 arithmetic where it is wanted, or (None) where the machine is faster with it."""
-    use = native_bf16(weight.device) if enabled is None else enabled
-    return torch.autocast(weight.device.type, torch.bfloat16, enabled=use)
 
 
 @dataclass(frozen=True, slots=True)

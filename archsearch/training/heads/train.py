@@ -21,12 +21,12 @@ from archsearch.models.runtime import tune_malloc
 from archsearch.progress import say
 from archsearch.text.auxiliary import AuxiliaryStates
 from archsearch.text.cache import CachedSequence, TextCache
-from archsearch.training.distill import Batch, DistillConfig, DistillResult, _Run, distill_loss
+from archsearch.training.batches import Batch, autocast
+from archsearch.training.distill import _Run, distill_loss
 from archsearch.training.heads.chains import (
     ChainCounts,
     Head,
     HeadBatch,
-    autocast,
     chain_matches,
     count_chains,
     head_batch,
@@ -34,6 +34,7 @@ from archsearch.training.heads.chains import (
 )
 from archsearch.training.heads.eagle3 import Eagle3Head
 from archsearch.training.pace import Pace
+from archsearch.training.settings import DistillConfig, DistillResult
 
 SINGLE_SHARE: Final = 0.25  # of the run, at its beginning: an EAGLE-3 head learns single tokens
 STEP_WEIGHT: Final = 0.8  # of each further token of a chain (SafeAILab/EAGLE, traineagle3; Medusa's 0.8^j)
@@ -44,7 +45,8 @@ Progress = Callable[[dict[str, Any]], None]
 def head_config(budget_s: float | None = None, max_tokens: int | None = None, seed: int = 0, **changes: Any) -> DistillConfig:
     """How heads are trained unless something else is said: what ran on SmolLM2-135M (learning rate 1e-3, anneal over the last
     30 %, about 570 rows of answers a step), no feature loss."""
-    usual: dict[str, Any] = {"lr": 1e-3, "batch_tokens": 1024, "warmup_tokens": 20_000, "anneal": 0.3, "feature_weight": 0.0}
+    usual: dict[str, Any] = {"lr": 1e-3, "batch_tokens": 1024, "warmup_tokens": 20_000, "anneal": 0.3, "feature_weight": 0.0,
+                             "keep_best": True}  # fmt: skip
     return DistillConfig(budget_s=budget_s, max_tokens=max_tokens, seed=seed, **{**usual, **changes})
 
 
@@ -72,7 +74,8 @@ class HeadPoint:
 
 @dataclass(frozen=True, slots=True)
 class HeadResult:
-    """What a run did. `curve`: held-out chains on the way; `best`: the point whose weights the head now has."""
+    """What a run did. `curve`: held-out chains on the way, a point for each of the alpha curve (whose values are accepted /
+    drafted here); `best`: the point whose weights the head now has."""
 
     run: DistillResult
     curve: tuple[HeadPoint, ...]
@@ -105,8 +108,8 @@ def train_head(
     run = HeadRun(head, usable, config, checkpoint_dir, progress, heldout, gamma=gamma, auxiliary=auxiliary)
     try:
         done = run.train()
-        run.use_best()
-        return HeadResult(done, tuple(run.curve), run.curve[run.top])
+        place = done.alpha_curve.index(done.kept) if done.kept is not None else -1
+        return HeadResult(done, tuple(run.curve), run.curve[place])
     finally:
         run.close()
 
@@ -118,8 +121,6 @@ class HeadRun(_Run):
         self.gamma, self.auxiliary = gamma, auxiliary
         self.unrolled = False
         self.curve: list[HeadPoint] = []
-        self.top_weights: dict[str, torch.Tensor] = {}
-        self.top = -1  # of the curve
         super().__init__(*args)
 
     def _identity(self, caches: list[TextCache]) -> dict[str, Any]:
@@ -161,24 +162,14 @@ class HeadRun(_Run):
         matches = chain_matches(self.draft, self.heldout, self.gamma, self.auxiliary)
         counts = count_chains(matches)
         weights = "annealed" if self.annealing else "average" if self.average else "trunk" if self.step else "start"
-        if self.top < 0 or counts.tokens_a_round > self.curve[self.top].counts.tokens_a_round:
-            self.top_weights = {name: parameter.detach().clone() for name, parameter in self.trainable.items()}
-            self.top = len(self.curve)
         self.curve.append(HeadPoint(self.step, self.tokens, self.seconds, weights, counts))
         return [np.logical_and.accumulate(rows, axis=1).ravel() for rows in matches]
-
-    def use_best(self) -> None:
-        """Put the weights that stood best into the head."""
-        with torch.no_grad():
-            for name, parameter in self.trainable.items():
-                parameter.copy_(self.top_weights[name])
 
     # ---- checkpoints
 
     def _extra(self) -> dict[str, Any]:
-        points = [point.to_dict() for point in self.curve]
-        return {"unrolled": self.unrolled, "curve": points, "top_weights": self.top_weights, "top": self.top}
+        return {"unrolled": self.unrolled, "curve": [point.to_dict() for point in self.curve]}
 
     def _take_extra(self, extra: dict[str, Any]) -> None:
-        self.unrolled, self.top_weights, self.top = extra["unrolled"], extra["top_weights"], extra["top"]
+        self.unrolled = extra["unrolled"]
         self.curve = [HeadPoint.from_dict(point) for point in extra["curve"]]

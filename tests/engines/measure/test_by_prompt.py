@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling, round_statistics
-from archsearch.engines.measure.by_prompt import choice_cost, confirm, exactness_check
+from archsearch.engines.measure.by_prompt import choice_cost, compare, confirm, exactness_check
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.speedup import counting_doubt
 
@@ -269,3 +269,26 @@ def test_engines_that_do_not_fit_together_take_turns() -> None:
     together = confirm(FakeEngine, None, None, [1, 2], PROMPTS)
     assert results[2].speedup.value == pytest.approx(together[2].speedup.value) and results[2].rounds == together[2].rounds
     assert results[2].identical_output.identical == 3  # the target alone was started again to look at the tie
+
+
+def test_drafters_of_several_kinds_take_turns() -> None:
+    CALLS.clear()
+    found = compare(FakeEngine, "target", {"head": ("a", 2), "lookup": ("b", 1)}, PROMPTS, Sampling(25))
+    assert {name: result.gamma for name, result in found.items()} == {"head": 2, "lookup": 1}
+    assert found["head"].tau.value == pytest.approx(2.0) and found["lookup"].tau.value == pytest.approx(5 / 3)
+    assert found["head"].identical_output.identical == found["head"].prompts == 4
+    timed = [call for call in CALLS if call[1] != "stop"][3:]  # after the warm-ups
+    assert timed[:6] == [(0, "p0"), (2, "p0"), (1, "p0"), (1, "p1"), (2, "p1"), (0, "p1")], "the order is reversed"
+    with pytest.raises(ArchsearchError, match="at least one prompt and one drafter"):
+        compare(FakeEngine, "target", {}, PROMPTS)
+
+
+def test_a_drafter_that_proposes_nothing_is_left_out() -> None:
+    class Silent(FakeEngine):
+        def one(self, prompt: EnginePrompt) -> GenerationResult:
+            result = super().one(prompt)
+            return (
+                dataclasses.replace(result, rounds=0, round_lengths=(), accepted_by_position=(0,)) if self.gamma == 1 else result
+            )
+
+    assert set(compare(Silent, "target", {"head": ("a", 2), "lookup": ("b", 1)}, PROMPTS, Sampling(25))) == {"head"}

@@ -270,3 +270,40 @@ def test_even_chances_meet_the_asked_rates_soon(worker: SimpleNamespace) -> None
     assert all(abs(count / rounds - rate) <= 0.035 for count, rate in zip(counts, rates, strict=True))
     first = [chances.like(torch.rand(3), torch.tensor([3]), conditional).tolist() for _ in range(2) if chances.begin(5) is None]
     assert first[0] == pytest.approx(first[1])
+
+
+# ----------------------------------------------------------------------------------------------------------- families
+
+
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        ({"draft": "D"}, {"method": "draft_model", "model": "D", "draft_sample_method": "probabilistic"}),
+        ({"draft": "D", "family": "eagle3"}, {"method": "eagle3", "model": "D", "draft_sample_method": "probabilistic"}),
+        ({"draft": "D", "family": "medusa"}, {"method": "medusa", "model": "D"}),
+        ({"lookup": [2, 4], "family": "ngram"}, {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+    ],
+)
+def test_every_family_has_its_method(worker: SimpleNamespace, ask: dict, expected: dict) -> None:
+    config = worker.vllm_worker.speculative_config({"gamma": 3, "tensor_parallel": 1, **ask})
+    ranks = {} if "lookup" in ask else {"draft_tensor_parallel_size": 1}
+    assert config == {"num_speculative_tokens": 3, **ranks, **expected}
+
+
+def test_medusa_heads_take_no_cache(worker: SimpleNamespace) -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
+    heads = {"model_type": "medusa", "hidden_size": 128, "vocab_size": 100, "num_heads": 3, "num_hidden_layers": 1}
+    folder = worker.model_config
+    assert folder.cache_bytes_per_token([config, heads], 2) == folder.cache_bytes_per_token([config], 2)
+
+
+def test_a_proposal_in_one_go_is_one_pass(worker: SimpleNamespace) -> None:
+    runner = SimpleNamespace(
+        _model_forward=lambda: None,
+        model=SimpleNamespace(compute_logits=lambda: None),
+        drafter=SimpleNamespace(propose=lambda: [1]),
+    )
+    clock = worker.pass_clock.PassClock()
+    clock.attach(runner)
+    assert clock.on and runner.drafter.propose() == [1]
+    assert len(clock.draft_s) == len(clock.draft_tokens) == 1

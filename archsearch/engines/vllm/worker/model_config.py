@@ -48,6 +48,8 @@ def cache_bytes_per_token(configs: Sequence[Mapping[str, Any]], bytes_per_value:
     layers, widest = 0, 0
     for config in configs:
         text = text_config(config)
+        if "num_attention_heads" not in text:  # Medusa heads have no keys and values
+            continue
         heads = int(text["num_attention_heads"])
         head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // heads)
         layers += int(text["num_hidden_layers"])

@@ -11,7 +11,8 @@ class PassClock:
     """Times the target's and the draft's passes of one step, where the model runner is in this process and on the CPU.
 
     A pass of the draft is the model's call and the choice of the draft token (head, sampling); what the loop does between
-    (inputs, attention metadata) is not in it.
+    (inputs, attention metadata) is not in it. Drafters that propose all tokens in one go (Medusa heads, lookup) have one pass,
+    the whole proposal.
     """
 
     def __init__(self) -> None:
@@ -29,8 +30,12 @@ class PassClock:
         if not (hasattr(runner, "_model_forward") and hasattr(getattr(runner, "model", None), "compute_logits")):
             return
         drafter = getattr(runner, "drafter", None)
-        if drafter is not None:
-            if not (hasattr(drafter, "_sample_draft_tokens") and hasattr(drafter, "model")):
+        if drafter is not None and not hasattr(drafter, "_sample_draft_tokens"):
+            if not hasattr(drafter, "propose"):
+                return
+            drafter.propose = self._timed(drafter.propose, self._add_proposal)
+        elif drafter is not None:
+            if not hasattr(drafter, "model"):
                 return
             drafter.model.register_forward_pre_hook(self._draft_enters, with_kwargs=True)
             drafter.model.register_forward_hook(self._draft_leaves, with_kwargs=True)
@@ -55,6 +60,10 @@ class PassClock:
     def _add_to_draft(self, seconds: float) -> None:
         if self.draft_s:
             self.draft_s[-1] += seconds
+
+    def _add_proposal(self, seconds: float) -> None:
+        self.draft_s.append(seconds)
+        self.draft_tokens.append(0)  # rows are its own affair
 
     def _draft_enters(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         tokens = kwargs.get("positions")

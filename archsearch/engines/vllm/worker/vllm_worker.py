@@ -24,6 +24,7 @@ from pass_clock import PassClock
 from synthetic import CHANCES
 from vllm_errors import telling
 
+_METHODS = {"independent": "draft_model", "eagle3": "eagle3", "medusa": "medusa", "ngram": "ngram"}
 _COUNTERS = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens_per_pos")
 
 
@@ -46,9 +47,10 @@ class Worker:
         if self.llm is not None:
             raise RuntimeError("this worker runs an engine already")
         version = checked_version()
-        draft, on_cpu = ask.get("draft"), ask["device"] == "cpu"
-        self.gamma = int(ask["gamma"]) if draft else 0
-        configs = [read_config(source) for source in (ask["target"], draft) if source]
+        on_cpu = ask["device"] == "cpu"
+        drafts = bool(ask.get("draft") or ask.get("lookup"))
+        self.gamma = int(ask["gamma"]) if drafts else 0
+        configs = [read_config(source) for source in (ask["target"], ask.get("draft")) if source]
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
         length = int(ask["max_len"]) + self.gamma + 2  # a round that begins inside max_len ends inside this
@@ -65,7 +67,7 @@ class Worker:
         shimmed = on_cpu and mend_cpu_build(ask)
         positions = [int(text_config(config)["max_position_embeddings"]) for config in configs if has_positions(config)]
         longest = min([length, *positions])
-        self.room = longest - (self.gamma + 2 if draft else 0)
+        self.room = longest - (self.gamma + 2 if drafts else 0)
         limits: dict[str, Any] = {}
         if int(ask["concurrency"]) * (self.gamma + 2) > 2048:  # vLLM's smallest default must hold one round of every request
             limits["max_num_batched_tokens"] = max(8192, int(ask["concurrency"]) * (self.gamma + 2))
@@ -80,7 +82,7 @@ class Worker:
             enforce_eager=ask["mode"] == "eager",
             tensor_parallel_size=int(ask["tensor_parallel"]),
             load_format="dummy" if ask.get("dummy_weights") else "auto",
-            speculative_config=speculative_config(ask) if draft else None,
+            speculative_config=speculative_config(ask) if drafts else None,
             generation_config="vllm",
             logprobs_mode="raw_logits",
             max_logprobs=-1,
@@ -103,8 +105,8 @@ class Worker:
         scheduler.schedule = schedule
         if on_cpu:
             self.clock.attach(_model_runner(self.llm))
-            self.samples_rightly = not draft or expands_rightly(ask)
-        if draft:
+            self.samples_rightly = not drafts or expands_rightly(ask)
+        if drafts:
             self._counters()  # absent metrics are told now, not after the run
         return {"version": version, "room": self.room, "timed": self.clock.on, "shim": shimmed}
 
@@ -250,14 +252,17 @@ def prompt_seed(seed: int, prompt_id: str) -> int:
 
 
 def speculative_config(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's `speculative_config`. Drafts are sampled at the request's temperature, as in the other engines."""
-    config: dict[str, Any] = {
-        "method": "draft_model",
-        "model": ask["draft"],
-        "num_speculative_tokens": int(ask["gamma"]),
-        "draft_tensor_parallel_size": int(ask["tensor_parallel"]),  # vLLM wants it equal to the target's
-        "draft_sample_method": "probabilistic",
-    }
+    """vLLM's `speculative_config`. Drafts are sampled at the request's temperature, as in the other engines, where they can be:
+    Medusa heads and lookup know one token only."""
+    family = ask.get("family") or "independent"
+    config: dict[str, Any] = {"method": _METHODS[family], "num_speculative_tokens": int(ask["gamma"])}
+    if ask.get("lookup"):
+        config |= {"prompt_lookup_min": int(ask["lookup"][0]), "prompt_lookup_max": int(ask["lookup"][1])}
+    else:
+        # vLLM wants as many ranks as the target's
+        config |= {"model": ask["draft"], "draft_tensor_parallel_size": int(ask["tensor_parallel"])}
+    if family in ("independent", "eagle3"):
+        config["draft_sample_method"] = "probabilistic"
     if ask.get("synthetic"):
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [float(x) for x in ask["synthetic"]]}
     if ask.get("schedule"):

@@ -1,0 +1,270 @@
+"""Heads on the target's hidden states, trained on a run's texts: beside the finalists, one folder a family.
+
+heads/<family>/   config.json and model.safetensors as engines load them, training.json, chains.npz, checkpoint/
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.acceptance.replay import Replay, replay_chains
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.published_heads import usual_head
+from archsearch.drafts.trainer import DraftTrainer
+from archsearch.drafts.vocabulary import stored_vocabulary
+from archsearch.errors import ArchsearchError
+from archsearch.files import read_json, write_json
+from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
+from archsearch.models.drafts import save_tokenizer
+from archsearch.models.files import has_weights
+from archsearch.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from archsearch.text.auxiliary import AuxiliaryStates
+    from archsearch.text.cache import TextCache
+    from archsearch.training.heads.chains import ChainCounts, Head
+    from archsearch.training.heads.folder import TargetFacts
+    from archsearch.training.heads.train import HeadResult
+
+FOLDER: Final = "heads"
+RECORD: Final = "training.json"
+CHAINS: Final = "chains.npz"
+HEAD_ROWS: Final[dict[HeadFamily, int]] = {"eagle3": 4096, "medusa": 2048}  # of the vocabulary, unless something else is asked
+LONGEST_CHAIN: Final = 16
+LOSSES_KEPT: Final = 500  # of the loss curve, in training.json
+TRAINABLE: Final = ("llama", "mistral", "qwen2")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """What is trained. `gamma`: draft tokens a round, which the head is trained for; `rows`: tokens its vocabulary keeps (None:
+    the family's usual, HEAD_ROWS); `layers`, `aux_layers`: of an EAGLE-3 head, whose inputs it reads (empty: 2, n / 2, n - 3).
+    """
+
+    family: HeadFamily
+    gamma: int = 3
+    rows: int | None = None
+    layers: int = 1
+    aux_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.family not in HEAD_FAMILIES:
+            raise ArchsearchError(
+                f"heads of family {self.family!r} cannot be trained here; choose from {', '.join(HEAD_FAMILIES)}"
+            )
+        if not 1 <= self.gamma <= LONGEST_CHAIN or self.layers < 1 or (self.rows is not None and self.rows < 1):
+            raise ArchsearchError(
+                f"a head needs a gamma of 1 to {LONGEST_CHAIN}, a layer and a vocabulary, got gamma {self.gamma}, "
+                f"{self.layers} layers, {self.rows} rows"
+            )
+
+    def head_rows(self, vocab_size: int) -> int:
+        return min(self.rows or HEAD_ROWS[self.family], vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedHead:
+    """A head with weights. `plan`; `folder` that engines load; `conditional` [gamma]: the chance of each draft token on held-out
+    text, given those before it; `replays`: tokens a round by gamma, on the texts that choose; `record`: training.json."""
+
+    plan: HeadPlan
+    folder: Path
+    conditional: tuple[float, ...]
+    replays: dict[int, Replay]
+    record: dict[str, Any]
+
+
+class HeadTrainer:
+    """Where heads of one run are trained: its trainer has the target and the texts."""
+
+    def __init__(self, trainer: DraftTrainer) -> None:
+        self.trainer = trainer
+
+    def folder(self, family: HeadFamily) -> Path:
+        return head_folder(self.trainer.folder, family)
+
+    def check(self, plan: HeadPlan) -> None:
+        """Raise ArchsearchError, before anything is loaded, for a target whose heads cannot be trained here."""
+        arch = self.trainer.target.architecture
+        if arch.model_type not in TRAINABLE or arch.qk_norm:
+            raise ArchsearchError(
+                f"heads can be trained for targets of {', '.join(TRAINABLE)} without QK norms, not for {arch.model_type!r}; "
+                "use another target, or train a draft model"
+            )
+        if plan.aux_layers:
+            from archsearch.text.auxiliary import check_layers
+
+            check_layers(plan.aux_layers, arch.num_hidden_layers)
+
+    def facts(self) -> TargetFacts:
+        """What heads of this run's target must fit."""
+        from archsearch.training.heads.folder import TargetFacts
+
+        target = self.trainer.target
+        return TargetFacts.of(target.architecture, target.name, self.trainer.texts.training().target_fingerprint)
+
+    def train(self, plan: HeadPlan, budget_s: float, seed: int = 0) -> TrainedHead:
+        """Train a head for `budget_s` seconds in all (a checkpoint's time counts), and measure it on held-out text.
+
+        An EAGLE-3 head's auxiliary states are made first, once for all heads that read the same layers, outside the budget.
+        """
+        from archsearch.training.heads.chains import chain_matches
+        from archsearch.training.heads.train import head_config, train_head
+
+        self.check(plan)
+        folder, trainer = self.folder(plan.family), self.trainer
+        caches, choosing = trainer.texts.all_training(), trainer.texts.choosing()
+        start = time.monotonic()
+        auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family == "eagle3" else None
+        auxiliary_s = time.monotonic() - start
+        vocabulary = stored_vocabulary(folder, plan.head_rows(caches[0].vocab_size), caches, trainer.tokenizer)
+        head = self._initial(plan, vocabulary.token_ids, auxiliary, seed)
+        with ProgressLine(f"train {plan.family}") as line:
+            result = train_head(
+                head,
+                caches,
+                plan.gamma,
+                head_config(budget_s=budget_s, seed=seed),
+                auxiliary=auxiliary,
+                checkpoint_dir=folder / "checkpoint",
+                progress=lambda p: line(
+                    f"loss {p['loss']:.3f} accepted {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
+                    float(p["fraction"]),
+                    1.0,
+                ),
+            )
+        matches = chain_matches(head, [s for s in choosing.sequences if len(s.written) > 1], plan.gamma, auxiliary)
+        self._save(head, folder, caches[0])
+        extra = {
+            "rows": len(vocabulary.token_ids),
+            "aux_layers": list(auxiliary.layers) if auxiliary else [],
+            "auxiliary_s": auxiliary_s,
+            "vocabulary_coverage": vocabulary.coverage,
+            "text_tokens": sum(cache.written_tokens for cache in caches),
+            "prompts": trainer.prompts.source,
+            "seed": seed,
+        }
+        _write_record(folder, plan, result, matches, extra)
+        return load_head(folder)
+
+    def _auxiliary(self, plan: HeadPlan, caches: Sequence[TextCache]) -> AuxiliaryStates:
+        from archsearch.text.auxiliary import auxiliary_states, usual_layers
+
+        layers = plan.aux_layers or usual_layers(self.trainer.target.architecture.num_hidden_layers)
+        target = self.trainer.model()
+        with ProgressLine("auxiliary states of the texts") as line:
+
+            def tell(p: dict[str, Any]) -> None:
+                line(f"{p['tokens_per_s']:.0f} tokens/s", p["done"], p["total"])
+
+            parts = [auxiliary_states(target, cache, layers, tell) for cache in caches]
+        joined = parts[0]
+        for part in parts[1:]:
+            joined = joined.join(part)
+        return joined
+
+    def _initial(self, plan: HeadPlan, kept: Sequence[int], auxiliary: AuxiliaryStates | None, seed: int) -> Head:
+        from archsearch.training.heads.eagle3 import initialise_eagle3
+        from archsearch.training.heads.folder import eagle3_config
+        from archsearch.training.heads.medusa import initialise_medusa
+
+        target = self.trainer.model("float32")
+        if auxiliary is None:
+            return initialise_medusa(target, plan.gamma, kept)
+        decoder: Architecture = usual_head(self.trainer.target.architecture, "eagle3").decoder
+        decoder = decoder.replace(num_hidden_layers=plan.layers, draft_vocab_size=len(kept))
+        return initialise_eagle3(target, eagle3_config(decoder, target), auxiliary.layers, kept, seed)
+
+    def _save(self, head: Head, folder: Path, cache: TextCache) -> None:
+        """The folder that engines load, with the target's tokenizer."""
+        import torch
+
+        from archsearch.training.heads.eagle3 import Eagle3Head
+        from archsearch.training.heads.folder import save_eagle3, save_medusa
+
+        save_tokenizer(self.trainer.tokenizer, folder)
+        if isinstance(head, Eagle3Head):
+            save_eagle3(head, folder, self.facts())
+            return
+        hidden = torch.cat([sequence.hidden for sequence in cache.sequences[:16]]).float()
+        with torch.inference_mode():
+            mean = torch.stack(head(hidden)).mean((0, 1))
+        save_medusa(head, folder, self.facts(), mean)
+
+
+def head_folder(run: Path, family: HeadFamily) -> Path:
+    """Where a run keeps its head of `family`."""
+    return run / FOLDER / family
+
+
+def trained_heads(run: Path) -> list[HeadFamily]:
+    """The families of which a run has a head with weights."""
+    folders = {family: head_folder(run, family) for family in HEAD_FAMILIES}
+    return [family for family, folder in folders.items() if has_weights(folder) and (folder / RECORD).exists()]
+
+
+def load_head(folder: Path) -> TrainedHead:
+    """What `HeadTrainer.train` left in `folder`. Raises ArchsearchError where there is nothing."""
+    import numpy as np
+
+    record = read_json(folder / RECORD, "the head's training record")
+    plan = HeadPlan(**{**record["plan"], "aux_layers": tuple(record["plan"]["aux_layers"])})
+    with np.load(folder / CHAINS) as stored:
+        chains = [stored[name] for name in sorted(stored.files)]
+    replays = replays_of(chains, plan.gamma)
+    return TrainedHead(plan, folder, tuple(record["heldout"]["conditional"]), replays, record)
+
+
+def replays_of(chains: Sequence[Any], gamma: int) -> dict[int, Replay]:
+    """Tokens a round for 1 to `gamma` draft tokens."""
+    found = {}
+    for wanted in range(1, gamma + 1):
+        try:
+            found[wanted] = replay_chains(chains, wanted)
+        except ArchsearchError:  # texts too short for so long a round
+            break
+    return found
+
+
+def _write_record(folder: Path, plan: HeadPlan, result: HeadResult, matches: Sequence[Any], extra: dict[str, Any]) -> None:
+    """chains.npz and training.json."""
+    import numpy as np
+
+    from archsearch.files import atomic_path
+    from archsearch.training.heads.chains import count_chains
+
+    with atomic_path(folder / CHAINS) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **{f"{number:05d}": rows for number, rows in enumerate(matches)})
+    run, counts = result.run, count_chains(matches)
+    every = max(1, math.ceil(len(run.loss_curve) / LOSSES_KEPT))
+    write_json(
+        folder / RECORD,
+        {
+            "plan": asdict(plan),
+            "seconds": run.seconds,
+            "steps": run.steps,
+            "tokens": run.tokens,
+            "tokens_per_s": run.tokens_per_s,
+            **extra,
+            "slowdowns": [seen.to_dict() for seen in run.slowdowns],
+            "heldout": _measured(counts, replays_of(matches, plan.gamma)),
+            "best": result.best.to_dict(),
+            "curve": [point.to_dict() for point in result.curve],
+            "loss_curve": [[point.seconds, point.value] for point in run.loss_curve[::every]],
+        },
+    )
+
+
+def _measured(counts: ChainCounts, replays: dict[int, Replay]) -> dict[str, Any]:
+    """Acceptance on the texts that choose: every chain (`conditional`), and rounds as an engine walks them."""
+    return {
+        "conditional": list(counts.conditional),
+        "judged": list(counts.judged),
+        "tau": {gamma: replay.estimate().to_dict() for gamma, replay in replays.items()},
+        "accepted_by_position": {gamma: list(replay.accepted_by_position) for gamma, replay in replays.items()},
+    }

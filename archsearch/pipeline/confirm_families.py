@@ -1,0 +1,217 @@
+"""`archsearch confirm --family`: drafters of several kinds beside one another in a real engine, prompt by prompt.
+
+Every prompt runs with the target alone and with each drafter, back to back. A head's acceptance in the engine is checked against
+what held-out text foretold: an engine that reads other layers than the head was trained on says nothing and accepts less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.acceptance.lookup import Ngram
+from archsearch.drafts.heads import head_folder, load_head, trained_heads
+from archsearch.drafts.trainer import DraftTrainer
+from archsearch.engine_facts import engine_facts, engine_title
+from archsearch.engines.engine import EnginePrompt, Sampling
+from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
+from archsearch.files import write_json
+from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.models.files import has_weights
+from archsearch.pipeline.confirm_prompts import check_tokenizer, confirming_prompts
+from archsearch.pipeline.engine_choice import EngineChoice, check_choice, engine_settings, engine_target
+from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from archsearch.engines.measure.by_prompt import Confirmation
+
+USUAL_GAMMA: Final = 3
+NEAR: Final = 0.05  # of the foretold acceptance at position 1, besides what counting few rounds leaves open
+
+
+@dataclass(frozen=True)
+class FamilyRequest:
+    """What runs: `families` (independent, eagle3, medusa, ngram); `gamma` for all of them (None: what each was trained or scored
+    for); `rank`: the independent draft; `count` held-out prompts, or those of a file."""
+
+    families: tuple[str, ...]
+    gamma: int | None = None
+    rank: int = 1
+    count: int = 24
+    prompts: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One drafter: what the engine takes, its gamma, and the acceptance by position that held-out text foretold (() for none)."""
+
+    family: str
+    source: Any
+    gamma: int
+    foretold: tuple[float, ...] = ()
+
+
+def confirm_families(session: SearchSession, request: FamilyRequest, choice: EngineChoice) -> dict[str, Any]:
+    """Run the target alone and every drafter in one engine; write heads/<family>/confirmed-<engine>.json and
+    heads/comparison-<engine>.json. Where the run's dtype is not float32, identity is checked in float32 besides.
+
+    Raises ArchsearchError or MissingDataError, before anything runs, for a family that the engine is not started with, a head or
+    draft that is not trained or not of this target, a gamma beyond a head's.
+    """
+    name = choice.name or session.request.engine
+    check_weights(session.target)
+    check_choice(choice, name)
+    if choice.server_url:
+        raise ArchsearchError("a running server has one drafter; leave --server-url or --family out")
+    candidates = [_candidate(session, family, request, name) for family in dict.fromkeys(request.families)]
+    trainer = session.trainer()
+    for candidate in candidates:
+        if isinstance(candidate.source, Path):
+            check_tokenizer(trainer.tokenizer, candidate.source)
+    asked = confirming_prompts(trainer, request.prompts, request.count)
+    sampling = Sampling(session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed)
+    dtype = session.source.dtype
+    found = _measured(session, trainer, choice, name, candidates, asked, sampling, dtype)
+    exact = found if dtype == "float32" else _exact(session, trainer, choice, name, candidates, asked)
+    rows = [_row(candidate, found.get(candidate.family), exact.get(candidate.family)) for candidate in candidates]
+    result = {
+        "run": str(session.run.path), "engine": name, "dtype": dtype, "prompts": len(asked), "threads": session.source.threads,
+        "baseline_tokens_per_s": next((row["baseline_tokens_per_s"] for row in rows if "baseline_tokens_per_s" in row), None),
+        "rows": rows,
+    }  # fmt: skip
+    _write(session.run.path, name, result)
+    return result
+
+
+def _candidate(session: SearchSession, family: str, request: FamilyRequest, engine: str) -> _Candidate:
+    facts, path = engine_facts(engine), session.run.path
+    if family not in facts.confirms:
+        raise ArchsearchError(
+            f"{engine_title(engine)} is not started with {family} drafters here, only with {', '.join(facts.confirms)}; "
+            "name another --engine or --family"
+        )
+    if family == "ngram":
+        return _Candidate(family, Ngram(), request.gamma or USUAL_GAMMA)
+    if family == "independent":
+        folder = session.run.best_dir(request.rank)
+        if not has_weights(folder):
+            raise MissingDataError(
+                f"rank {request.rank} of {path} has no weights; train it first: archsearch train {path} --rank {request.rank}"
+            )
+        return _Candidate(family, folder, request.gamma or session.run.score(request.rank).gamma)
+    known = [other for other in HEAD_FAMILIES if other == family]
+    if not known or family not in trained_heads(path):
+        raise MissingDataError(f"{path} has no trained {family} head; train it first: archsearch train {path} --family {family}")
+    return _head(session, request, head_folder(path, known[0]))
+
+
+def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Candidate:
+    from archsearch.training.heads.folder import TargetFacts, check_head
+
+    trained = load_head(folder)
+    check_head(folder, TargetFacts.of(session.target.architecture, session.target.name))
+    gamma = request.gamma or trained.plan.gamma
+    if gamma > trained.plan.gamma:
+        raise ArchsearchError(f"the {trained.plan.family} head was trained for gamma {trained.plan.gamma}, got gamma {gamma}")
+    replay = trained.replays.get(gamma)
+    return _Candidate(trained.plan.family, folder, gamma, replay.accepted_by_position if replay else ())
+
+
+def _measured(
+    session: SearchSession,
+    trainer: DraftTrainer,
+    choice: EngineChoice,
+    name: str,
+    candidates: Sequence[_Candidate],
+    asked: Sequence[EnginePrompt],
+    sampling: Sampling,
+    dtype: str,
+) -> Mapping[str, Confirmation]:
+    from archsearch.engines.measure.by_prompt import compare
+    from archsearch.engines.registry import make_engine
+
+    longest = max(len(prompt.token_ids) for prompt in asked) + sampling.max_new_tokens
+    settings = engine_settings(session, choice, concurrency=1, max_len=longest, dtype=dtype)
+    drafters = {candidate.family: (candidate.source, candidate.gamma) for candidate in candidates}
+    with ProgressLine(f"confirm in {name}") as line:
+        return compare(
+            lambda: make_engine(name, settings, trainer.tokenizer),
+            engine_target(session.target),
+            drafters,
+            asked,
+            sampling,
+            apart=_too_many(session, len(candidates) + 1),
+            progress=line,
+        )
+
+
+def _too_many(session: SearchSession, engines: int) -> bool:
+    from archsearch.pipeline.engine_choice import take_turns
+
+    return take_turns(session, session.target.architecture, engines, 1)
+
+
+def _exact(
+    session: SearchSession,
+    trainer: DraftTrainer,
+    choice: EngineChoice,
+    name: str,
+    candidates: Sequence[_Candidate],
+    asked: Sequence[EnginePrompt],
+) -> Mapping[str, Confirmation]:
+    """A short greedy run in float32, where every answer must be the target's own; {} where it failed."""
+    if session.request.temperature:
+        return {}
+    short = Sampling(min(64, session.request.answer_tokens), seed=session.request.seed)
+    try:
+        return _measured(session, trainer, choice, name, candidates, asked[:8], short, "float32")
+    except RunFailed:  # what was measured stands without it
+        return {}
+
+
+def _row(candidate: _Candidate, outcome: Confirmation | None, exact: Confirmation | None) -> dict[str, Any]:
+    """One drafter as it stands in the comparison."""
+    row: dict[str, Any] = {"family": candidate.family, "gamma": candidate.gamma, "foretold_by_position": list(candidate.foretold)}
+    if outcome is None:
+        return row | {"note": "proposed nothing on these prompts"}
+    identical = (
+        None if exact is None else {"prompts": exact.identical_output.prompts, "identical": exact.identical_output.identical}
+    )
+    warning = suspicious(candidate.foretold, outcome.accepted_by_position, outcome.rounds)
+    return row | outcome.to_dict() | {"identical_output_float32": identical, "warning": warning}
+
+
+def suspicious(foretold: Sequence[float], counted: Sequence[float], rounds: int) -> str | None:
+    """Why an engine's acceptance at position 1 does not fit what held-out text foretold; None where it does, or nothing did.
+
+    What is left open by counting: two standard deviations of a share of `rounds`, twice as wide as for independent ones.
+    """
+    if not foretold or not counted:
+        return None
+    expected, seen = foretold[0], counted[0]
+    open_ = NEAR + 4.0 * math.sqrt(max(expected * (1 - expected), 0.01) / max(rounds, 1))
+    if seen >= expected - open_:
+        return None
+    return (
+        f"the engine accepts {seen:.2f} at position 1 where held-out text foretold {expected:.2f}: it may read other layers than "
+        "the head was trained on (eagle_aux_hidden_state_layer_ids), or norm in another order (norm_before_residual)"
+    )
+
+
+def _write(run: Path, engine: str, result: dict[str, Any]) -> None:
+    folder = run / "heads"
+    for row in result["rows"]:
+        if row["family"] != "independent":
+            write_json(folder / row["family"] / f"confirmed-{engine}.json", {**row, "dtype": result["dtype"]})
+    write_json(folder / f"comparison-{engine}.json", result)
+
+
+def with_gamma(request: FamilyRequest, gammas: Sequence[int]) -> FamilyRequest:
+    """The request at the one gamma that was asked for. Raises ArchsearchError for several: families are compared at one each."""
+    if len(gammas) > 1:
+        raise ArchsearchError(f"families are compared at one gamma each, got {list(gammas)}; run them one after the other")
+    return replace(request, gamma=gammas[0] if gammas else None)

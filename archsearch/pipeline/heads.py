@@ -1,0 +1,110 @@
+"""Heads of a run: trained on its texts, exported. What they do in an engine is in `confirm_families`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.drafts.heads import HeadPlan, HeadTrainer, TrainedHead, head_folder, load_head, trained_heads
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.export.heads import HeadExport, export_head
+from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
+from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.runs.run import open_run
+from archsearch.search.rungs import TEXT_SHARE_ALONE
+
+USUAL_GAMMA: Final = 3
+UNTRAINED: Final = {
+    "ngram": "n-gram lookup needs no training: archsearch confirm RUN --family ngram",
+    "suffix": "suffix decoding needs no training",
+    "early_exit": "an early exit uses the target's own layers; nothing is trained",
+    "mtp": "MTP layers come with the target's own checkpoint; they cannot be trained here",
+}
+
+
+def head_family_of(name: str) -> HeadFamily:
+    """The family called `name`, where heads of it can be trained here; else ArchsearchError with the reason."""
+    for family in HEAD_FAMILIES:
+        if name == family:
+            return family
+    reason = UNTRAINED.get(name, f"drafters of family {name!r} cannot be trained here")
+    raise ArchsearchError(f"{reason}; --family takes independent, {', '.join(HEAD_FAMILIES)}")
+
+
+def head_plan(
+    family: str, gamma: int | None = None, head_rows: int | None = None, layers: int | None = None, aux_layers: str | None = None
+) -> HeadPlan:
+    """What the options of `archsearch train` ask for. Raises ArchsearchError for a family that cannot be trained, layers of
+    Medusa heads, and auxiliary layers that are no numbers."""
+    known = head_family_of(family)
+    if known == "medusa" and (layers or aux_layers):
+        raise ArchsearchError("Medusa heads read the target's last state and have no layers; leave --layers and --aux-layers out")
+    try:
+        ids = tuple(int(word) for word in (aux_layers or "").replace(",", " ").split())
+    except ValueError:
+        raise ArchsearchError(f"--aux-layers takes numbers of layers, as in 2,15,27; got {aux_layers!r}") from None
+    return HeadPlan(known, gamma or USUAL_GAMMA, head_rows, layers or 1, ids)
+
+
+def train_family(path: Path, plan: HeadPlan, budget_s: float) -> dict[str, Any]:
+    """Train a head of a run for `budget_s` seconds more, on the texts that its drafts learn from; continues its checkpoint.
+
+    Where the run has no text yet, the target writes it first, within its usual share of the budget.
+    """
+    session = SearchSession.reopen(path)
+    check_weights(session.target)
+    trainer = session.trainer()
+    heads = HeadTrainer(trainer)
+    heads.check(plan)
+    try:
+        trainer.texts.training()
+    except MissingDataError:
+        trainer.texts.write_training(TEXT_SHARE_ALONE * budget_s)
+        budget_s *= 1 - TEXT_SHARE_ALONE
+    spent = _spent(path, plan)
+    trained = heads.train(plan, spent + budget_s, session.request.seed)
+    return described(path, trained)
+
+
+def _spent(path: Path, plan: HeadPlan) -> float:
+    """Seconds that the run's head of this family was trained for. ArchsearchError where it is another head than `plan`."""
+    if plan.family not in trained_heads(path):
+        return 0.0
+    before = load_head(head_folder(path, plan.family))
+    if before.plan != plan:
+        raise ArchsearchError(
+            f"{before.folder} holds another head (gamma {before.plan.gamma}, {before.plan.layers} layers, "
+            f"{before.record['rows']} tokens, auxiliary layers {list(before.plan.aux_layers) or 'the usual'}); name the same, or "
+            "delete it"
+        )
+    return float(before.record["seconds"])
+
+
+def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
+    """A head as plain data, for --json and the report."""
+    keys = ("plan", "rows", "seconds", "tokens", "tokens_per_s", "auxiliary_s", "vocabulary_coverage", "heldout", "best")
+    record = {key: trained.record[key] for key in keys}
+    return {"run": str(path), "family": trained.plan.family, "gamma": trained.plan.gamma, "folder": str(trained.folder), **record}
+
+
+def export_family(path: Path, name: str, output: Path, *, gamma: int | None = None) -> dict[str, Any]:
+    """Export a trained head of a run, ready to serve beside its target."""
+    from archsearch.training.heads.folder import TargetFacts, check_head
+
+    family = head_family_of(name)
+    run = open_run(path)
+    if family not in trained_heads(path):
+        raise MissingDataError(f"{path} has no trained {family} head; train it first: archsearch train {path} --family {family}")
+    trained = load_head(head_folder(path, family))
+    from archsearch.models.targets import resolve_target
+
+    ref = resolve_target(run.arguments["target"])
+    check_head(trained.folder, TargetFacts.of(ref.architecture, ref.name))
+    wanted = gamma or trained.plan.gamma
+    if wanted > trained.plan.gamma:
+        raise ArchsearchError(
+            f"the head was trained for {trained.plan.gamma} draft tokens a round and accepts little beyond; got gamma {wanted}"
+        )
+    target = str(ref.folder or ref.hub_id or ref.name)
+    made = export_head(HeadExport(trained.folder, family, wanted, target, trained.record), output)
+    return {"run": str(path), "family": family, "gamma": wanted, **made}

@@ -1,0 +1,144 @@
+"""`train`, `export` and `confirm` with --family: heads on a tiny target."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from archsearch import engine_facts
+from archsearch.engines import registry
+from archsearch.pipeline import SearchSession
+from tests.cli.commands import call, last_json, refused
+from tests.doubles.made_up_engine import MadeUpEngine
+from tests.doubles.world import make_model_folder
+
+
+@pytest.fixture(scope="session")
+def trained(ranked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A world with a run that has both kinds of heads, and a draft of rank 2."""
+    folder, before = tmp_path_factory.mktemp("heads"), Path.cwd()
+    shutil.copytree(ranked, folder, dirs_exist_ok=True)
+    os.chdir(folder)
+    try:
+        SearchSession.reopen(Path("runs/a")).trainer().texts.write_training(600.0)  # all of it, however slow the machine
+        for family in ("eagle3", "medusa"):
+            result = last_json(
+                call("train", "runs/a", "--family", family, "--gamma", "2", "--head-rows", "128", "--budget", "2s", "--json")
+            )
+            (folder / f"{family}.json").write_text(json.dumps(result))
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def with_heads(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("family", ["eagle3", "medusa"])
+def test_a_head_is_trained_measured_and_goes_on(with_heads: Path, family: str) -> None:
+    first = json.loads((with_heads / f"{family}.json").read_text())
+    folder = with_heads / "runs/a/heads" / family
+    assert {"config.json", "model.safetensors", "training.json", "tokenizer.json"} <= {file.name for file in folder.iterdir()}
+    assert first["gamma"] == 2 and first["rows"] == 128 and set(first["heldout"]["tau"]) == {"1", "2"}
+    assert 1.0 <= first["heldout"]["tau"]["1"]["value"] <= 2.0 and len(first["heldout"]["conditional"]) == 2
+    record = json.loads((folder / "training.json").read_text())
+    assert record["curve"][0]["tokens"] == 0 and record["curve"][-1]["tokens"] == record["tokens"]
+    assert record["aux_layers"] == ([0, 1] if family == "eagle3" else [])
+    result = call("train", "runs/a", "--family", family, "--gamma", "2", "--head-rows", "128", "--budget", "1s")
+    assert "Tokens a round, predicted by gamma: 1: " in result.stdout and f"confirm runs/a --family {family}" in result.stdout
+    again = json.loads((folder / "training.json").read_text())
+    assert again["seconds"] > record["seconds"] and again["steps"] > record["steps"]
+
+
+def test_what_cannot_be_trained_is_refused_in_one_line(with_heads: Path) -> None:
+    assert "needs no training" in refused("train", "runs/a", "--family", "ngram")
+    assert "cannot be trained here" in refused("train", "runs/a", "--family", "dflash")
+    assert "--family takes independent, eagle3, medusa" in refused("train", "runs/a", "--family", "nonsense")
+    assert "is for heads" in refused("train", "runs/a", "--gamma", "3")
+    assert "have no layers" in refused("train", "runs/a", "--family", "medusa", "--layers", "2")
+    assert "between 0 and 1" in refused("train", "runs/a", "--family", "eagle3", "--aux-layers", "0,7")
+    assert "numbers of layers" in refused("train", "runs/a", "--family", "eagle3", "--aux-layers", "low")
+
+
+def test_another_plan_for_the_same_head_is_refused(with_heads: Path) -> None:
+    assert "holds another head (gamma 2" in refused("train", "runs/a", "--family", "eagle3", "--gamma", "3")
+
+
+def test_an_exported_head_is_what_engines_load(with_heads: Path) -> None:
+    result = last_json(call("export", "runs/a", "--family", "eagle3", "--output", "out/head", "--json"))
+    folder = with_heads / "out/head"
+    assert result["engines"] == ["vllm", "sglang", "tensorrt-llm"] and result["gamma"] == 2
+    config = json.loads((folder / "config.json").read_text())
+    other = json.loads((folder / "speculators_config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == other["eagle_aux_hidden_state_layer_ids"] == [0, 1]
+    assert config["norm_before_residual"] is other["norm_before_residual"] is False, "absent means true in the second form"
+    assert other["transformer_layer_config"]["hidden_size"] == 64 and other["draft_vocab_size"] == 128
+    speculative = json.loads((folder / "speculative_config.json").read_text())
+    assert speculative == {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 2}
+    readme = (folder / "README.md").read_text()
+    assert "--speculative-config" in readme and "EAGLE3" in readme and "eagle3_layers_to_capture: [0, 1]" in readme
+    call("export", "runs/a", "--family", "eagle3", "--output", "out/head", "--gamma", "1")  # over an earlier export
+    medusa = last_json(call("export", "runs/a", "--family", "medusa", "--output", "out/medusa", "--json"))
+    assert medusa["engines"] == ["vllm"] and "one gamma for all batch sizes" in (with_heads / "out/medusa/README.md").read_text()
+
+
+def test_exports_that_cannot_be_are_refused(with_heads: Path) -> None:
+    assert "accepts little beyond" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x", "--gamma", "4")
+    assert "leave --for" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x", "--for", "vllm")
+    shutil.rmtree(with_heads / "runs/a/heads/medusa")
+    assert "train it first" in refused("export", "runs/a", "--family", "medusa", "--output", "out/x")
+
+
+def test_a_head_of_another_target_is_refused(with_heads: Path) -> None:
+    path = with_heads / "runs/a/heads/eagle3/config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "vocab_size": 400}))
+    assert "its vocabulary has 400 tokens" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x")
+    path.write_text(json.dumps({**config, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}}))
+    assert "layers 0 to 1" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x")
+
+
+def test_drafters_are_compared_prompt_by_prompt(with_heads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = engine_facts.ENGINES["transformers"]
+    every = dataclasses.replace(row, confirms=("independent", "eagle3", "medusa", "ngram"))
+    monkeypatch.setitem(engine_facts.ENGINES, "transformers", every)
+    monkeypatch.setattr(registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine())
+    families = [word for family in ("eagle3", "medusa", "ngram", "independent") for word in ("--family", family)]
+    result = last_json(call("confirm", "runs/a", "--rank", "2", *families, "--gamma", "2", "--count", "4", "--json"))
+    assert [row["family"] for row in result["rows"]] == ["eagle3", "medusa", "ngram", "independent"]
+    assert result["baseline_tokens_per_s"] == pytest.approx(1 / 11.5e-3)
+    kept = json.loads((with_heads / "runs/a/heads/comparison-transformers.json").read_text())
+    assert kept == result
+    first = json.loads((with_heads / "runs/a/heads/eagle3/confirmed-transformers.json").read_text())
+    assert first["gamma"] == 2 and first["foretold_by_position"] and first["identical_output_float32"] is not None
+    text = call("confirm", "runs/a", *families[:4], "--gamma", "2", "--count", "4").stdout
+    assert "target alone" in text and "EAGLE-3 head" in text and "Medusa heads" in text
+
+
+def test_comparisons_that_cannot_be_are_refused(with_heads: Path) -> None:
+    base = ("confirm", "runs/a", "--family", "eagle3")
+    assert "is not started with eagle3 drafters" in refused(*base, "--engine", "transformers")
+    assert "one gamma each" in refused(*base, "--gamma", "1", "--gamma", "2")
+    assert "leave --synthetic" in refused(*base, "--synthetic")
+
+
+def test_a_tokenizer_of_another_target_is_refused(with_heads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = dataclasses.replace(engine_facts.ENGINES["transformers"], confirms=("independent", "eagle3", "medusa"))
+    monkeypatch.setitem(engine_facts.ENGINES, "transformers", row)
+    make_model_folder(with_heads / "other")
+    path = with_heads / "runs/a/heads/medusa/tokenizer.json"
+    words = json.loads(path.read_text())
+    ids = list(words["model"]["vocab"])
+    words["model"]["vocab"][ids[5]], words["model"]["vocab"][ids[6]] = (
+        words["model"]["vocab"][ids[6]], words["model"]["vocab"][ids[5]]
+    )  # fmt: skip
+    path.write_text(json.dumps(words))
+    assert "differs from the target's" in refused("confirm", "runs/a", "--family", "medusa")
