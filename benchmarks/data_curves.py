@@ -203,6 +203,37 @@ def paired(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def reached(row: dict[str, Any], tokens: float) -> float:
+    """alpha of the best look until `tokens`, between looks straight in ln(tokens)."""
+    best = np.maximum.accumulate([look["alpha"] for look in row["looks"]])
+    return float(np.interp(math.log(tokens), [math.log(look["tokens"]) for look in row["looks"]], best))
+
+
+def splits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the division of minutes that `data_plan` would choose costs against the best of a grid, by the measured curves.
+
+    For several total times and ratios of the two speeds: every size of text takes its part of the time to be written, the rest
+    trains; the plan chooses by effective tokens, the curves say what each choice reaches. Only where all sizes were trained long
+    enough to know.
+    """
+    found = []
+    for kind, layers in sorted({(row["kind"], row["layers"]) for row in rows}):
+        sizes = sorted((row for row in rows if (row["kind"], row["layers"]) == (kind, layers)), key=lambda r: r["epoch_tokens"])
+        known = min(row["looks"][-1]["tokens"] for row in sizes)
+        for ratio, share in itertools.product((4.0, 8.0, 16.0), (0.3, 0.5, 0.7, 0.9)):
+            # In training tokens: a written token costs `ratio` of them; the largest text takes `share` of all.
+            total = ratio * sizes[-1]["epoch_tokens"] / share
+            seen = [min(total - ratio * row["epoch_tokens"], known) for row in sizes]
+            if min(seen) < FIRST_MARK:
+                continue
+            alphas = [reached(row, tokens) for row, tokens in zip(sizes, seen, strict=True)]
+            worth = [effective_tokens(tokens, row["epoch_tokens"]) for row, tokens in zip(sizes, seen, strict=True)]
+            chosen = alphas[int(np.argmax(worth))]
+            found.append({"kind": kind, "layers": layers, "ratio": ratio, "share": share, "alphas": alphas, "chosen": chosen,
+                          "lost": 1.0 - chosen / max(alphas)})  # fmt: skip
+    return found
+
+
 def report(arguments: argparse.Namespace) -> None:
     rows = read_rows(arguments.work)
     base = [row for row in rows if row["setting"] == "base" and row["looks"][-1]["tokens"] > 1.5 * FORETOLD_FROM]
@@ -223,7 +254,7 @@ def report(arguments: argparse.Namespace) -> None:
         "best_looks": [{"name": row["name"], "distinct_tokens": row["distinct_tokens"], "epoch_tokens": row["epoch_tokens"],
                         **{key: best_look(row)[key] for key in ("alpha", "epochs", "loss")}} for row in base],
         "foretold": told, "mean_error": float(np.mean([abs(row["came"] - row["foretold"]) for row in told])),
-        "settings": settings_found,
+        "settings": settings_found, "splits": splits(base),
     }  # fmt: skip
     print(f"R {repeats}; slope {fit[0]:.3f}, rms of logit(alpha) {data['rms']:.3f}")
     for row in data["best_looks"]:
@@ -235,6 +266,10 @@ def report(arguments: argparse.Namespace) -> None:
     print(f"mean error {data['mean_error']:.3f}")
     for row in settings_found:
         print(f"{row['name']}: {row['alpha']:.3f}, base {row['base']:.3f}: {row['gain']:+.4f} ± {row['std']:.4f}")
+    for kind in kinds:
+        lost = [row["lost"] for row in data["splits"] if row["kind"] == kind]
+        if lost:
+            print(f"{kind}: the plan loses {np.median(lost):.1%} of alpha (median of {len(lost)}), at most {max(lost):.1%}")
     if arguments.json:
         write_json(Path(arguments.json), data)
 
