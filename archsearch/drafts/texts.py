@@ -2,30 +2,33 @@
 
 text/        the target's greedy answers to the training prompts, with its hidden states
 plain/       plain text with the target's states, where a file was given
-more/        sampled answers to the training prompts, where there was time for them
+             further text, where there was time for it: `drafts.growth` says what and in which folders
 heldout/     greedy answers to the held-out prompts: acceptance is measured on one half, the other confirms
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.drafts.growth import Growth
 from archsearch.errors import MissingDataError
 from archsearch.files import write_json
 from archsearch.models.loaded import LoadedTarget
-from archsearch.progress import ProgressLine
+from archsearch.progress import ProgressLine, say
 from archsearch.text.prompt_set import PromptSet
 from archsearch.text.settings import Writing
+from archsearch.text.supply import poor_text
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
     from archsearch.text.cache import TextCache
     from archsearch.text.prompts import EncodedPrompt, Prompt
+    from archsearch.training.data_plan import Supply
 
-MORE_TEMPERATURE: Final = 0.7  # of further answers: near what the target writes greedily, yet not the same again
+HELDOUT_SEQUENCES: Final = 64  # answers to training prompts that are kept out to compare drafts on, at most
 PLAIN_SHARE: Final = 0.3  # of the time to write: plain text is read much faster than answers are written
 COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
@@ -39,6 +42,7 @@ class RunTexts:
         self.target, self.prompts, self.folder = target, prompts, folder
         self.answer_tokens, self.plain_text = answer_tokens, plain_text
         self._caches: dict[str, TextCache] = {}
+        self.growth = Growth(self)
 
     def write_training(self, budget_s: float) -> TextCache:
         """The training text, written within about `budget_s`; a finished or interrupted cache is used and continued."""
@@ -46,6 +50,7 @@ class RunTexts:
         from archsearch.text.generate import generate_text
 
         self.prompts.check_apart()
+        begin, before = time.monotonic(), self.growth.tokens("text")
         with ProgressLine("target writes training text") as line:
             self._caches["text"] = generate_text(
                 self.target.model(),
@@ -56,6 +61,9 @@ class RunTexts:
                 budget_s=budget_s,
                 progress=lambda p: line(_words(p), p["seconds"], budget_s),
             )
+        self.growth.timed(before, self.growth.tokens("text"), time.monotonic() - begin)
+        for words in poor_text(self.prompts.train, self._caches["text"].sequences):
+            say(words)
         if self.plain_text is not None:
             with ProgressLine("target reads plain text") as line:
                 self._caches["plain"] = encode_text(
@@ -76,31 +84,32 @@ class RunTexts:
             write_json(done, {"tokens": self.training().written_tokens})
         return self.training()
 
-    def write_more(self, budget_s: float) -> TextCache | None:
-        """Sampled answers to the training prompts, where every prompt has its greedy one: more text to train on, none of it for
-        prompts whose answers are kept out to compare drafts on. None where there is none and no time for it."""
-        from archsearch.text.generate import generate_text
-        from archsearch.training.distill import DistillConfig, split_heldout
+    def grow(self, budget_s: float) -> dict[str, int]:
+        """Write further text for about `budget_s`, from the best source that has some left, then from the next: written tokens
+        that came from each. `supplies` says what there is to be had; drafts trained from now on see it (`all_training`)."""
+        return self.growth.grow(budget_s) if budget_s > 0 else {}
 
-        if budget_s > 0 and self.training().complete:
-            numbered = [replace(prompt, id=str(number)) for number, prompt in enumerate(self.prompts.train)]
-            encoded = {prompt.id: prompt.token_ids for prompt in self.encode(numbered)}
-            kept_out = split_heldout(self.training().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
-            unseen = {tuple(sequence.token_ids[: sequence.prompt_tokens].tolist()) for sequence in kept_out}
-            with ProgressLine("target writes more training text") as line:
-                generate_text(
-                    self.target.model(),
-                    self.target.tokenizer,
-                    [prompt for prompt in numbered if prompt.id in encoded and encoded[prompt.id] not in unseen],
-                    cache_dir=self.folder / "more",
-                    writing=Writing(self.answer_tokens, MORE_TEMPERATURE, seed=1),
-                    budget_s=budget_s,
-                    progress=lambda p: line(
-                        f"{p['what']}: {p['tokens']} tokens, {p['tokens_per_s']:.0f}/s", p["seconds"], budget_s
-                    ),
-                )
-        self._load_further()
-        return self._caches.get("more")
+    def supplies(self) -> list[Supply]:
+        """Further text that can be had, best source first: how many tokens, how many a second, and what one is worth."""
+        return self.growth.supplies()
+
+    def distinct_tokens(self) -> dict[str, int]:
+        """Written tokens that drafts are trained on, by folder (`text`, `plain`, `answers`, `invented-000`, ...). A text that was
+        written twice, as a sampled answer that equals the greedy one, counts once."""
+        seen: set[tuple[int, ...]] = set()
+        found = {}
+        for cache in self.all_training():
+            tokens = 0
+            for sequence in cache.sequences:
+                ids = tuple(sequence.token_ids.tolist())
+                tokens += 0 if ids in seen else len(sequence.written)
+                seen.add(ids)
+            found[cache.folder.name] = tokens
+        return found
+
+    def forget(self, folder: str) -> None:
+        """A folder has changed: read it again when it is next asked for."""
+        self._caches.pop(folder, None)
 
     def training(self) -> TextCache:
         """The training text written before. Raises MissingDataError where there is none."""
@@ -114,8 +123,13 @@ class RunTexts:
 
     def all_training(self) -> list[TextCache]:
         """Everything that drafts are trained on: the training text first, then plain text and further answers."""
-        self._load_further()
-        return [self.training(), *(self._caches[name] for name in ("plain", "more") if name in self._caches)]
+        from archsearch.text.cache import TextCache
+
+        names = (["plain"] if any((self.folder / "plain").glob("shard-*.safetensors")) else []) + self.growth.folders()
+        for name in names:
+            if name not in self._caches:
+                self._caches[name] = TextCache.load(self.folder / name)
+        return [self.training(), *(self._caches[name] for name in names)]
 
     def heldout(self, budget_s: float | None = None) -> TextCache:
         """What the target writes, greedily, for the held-out prompts: half of it chooses (`choosing`).
@@ -172,13 +186,6 @@ class RunTexts:
             best = max(best, float(heldout[kept].sum() / heldout.sum()))
             shares.append((size, best))
         return VocabularyCoverage((*shares, (len(heldout), 1.0)))
-
-    def _load_further(self) -> None:
-        from archsearch.text.cache import TextCache
-
-        for name in ("plain", "more"):
-            if name not in self._caches and any((self.folder / name).glob("shard-*.safetensors")):
-                self._caches[name] = TextCache.load(self.folder / name)
 
 
 def _words(p: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, TrainedDraft, trained_draft
-from archsearch.drafts.texts import RunTexts
+from archsearch.drafts.texts import HELDOUT_SEQUENCES, RunTexts
 from archsearch.files import read_json, write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.models.targets import TargetRef
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 ANSWER_TOKENS: Final = 96
-HELDOUT_SEQUENCES: Final = 64  # answers to training prompts that are kept out, at most
 LOOK_RATIO: Final = 1.2  # a look costs a pass over some thousand tokens
 PATIENCE: Final = 1.5  # a training ends after half as many tokens again without a better look
 
@@ -95,10 +94,11 @@ class DraftTrainer:
 
     def supplies(self) -> list[Supply]:
         """Text that can still be written, in the order in which `grow` writes it."""
-        return []
+        return self.texts.supplies()
 
-    def grow(self, budget_s: float) -> None:
-        """Write more text for about `budget_s`; drafts trained from now on see it."""
+    def grow(self, budget_s: float) -> dict[str, int]:
+        """Write more text for about `budget_s`; drafts trained from now on see it. Written tokens by source."""
+        return self.texts.grow(budget_s)
 
     # -- one draft --------------------------------------------------------------------------------------------------------------
 

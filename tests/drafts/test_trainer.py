@@ -32,9 +32,11 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> DraftTrainer:
 def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(trainer: DraftTrainer) -> None:
     from archsearch.training.distill import DistillConfig, split_heldout
 
-    assert trainer.texts.write_more(0.0) is None and len(trainer.texts.all_training()) == 1
-    more = trainer.texts.write_more(60.0)
-    assert more is not None and len(trainer.texts.all_training()) == 2
+    assert trainer.texts.grow(0.0) == {} and len(trainer.texts.all_training()) == 1
+    # Of all sources the one over the same prompts; the others: test_growth.
+    assert trainer.texts.growth._write_sampled(60.0) > 0
+    assert len(trainer.texts.all_training()) == 2
+    more = trainer.texts.all_training()[1]
     kept_out = split_heldout(trainer.texts.training().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
     unseen = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in kept_out}
     answered = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in more.sequences}

@@ -1,0 +1,261 @@
+"""Text beyond the greedy answers to the user's prompts: what can be asked of a target where prompts are few.
+
+    longer       answers that were cut go on
+    sampled      further answers to the same prompts, drawn instead of greedy
+    invented     prompts that the target writes itself, in the user's style (the user's prompts stand before the one to be
+                 written, as in Self-Instruct, arXiv 2212.10560; the chat template opens the turn that the target writes, as in
+                 Magpie, arXiv 2406.08464), and its greedy answers to them
+    follow ups   what the target writes as the user's next turn behind an answer, and its greedy answer to that
+
+All that depends on a tokenizer and on text is here, without a target and without a folder. Nothing may leak: a prompt that shares
+a run of words with a held-out one is dropped.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.text.prompts import EncodedPrompt, Prompt
+
+if TYPE_CHECKING:
+    from archsearch.text.cache import CachedSequence
+
+EXAMPLES: Final = 3  # of the user's prompts before one to be invented
+EXAMPLE_TOKENS: Final = 160  # longer prompts are no examples: three of them would be most of what is read
+PROMPT_TOKENS: Final = 160  # of an invented prompt; one that is longer has lost its thread
+INVENTING: Final = (1.0, 0.95)  # temperature and nucleus of invented prompts: greedy ones would all be the same
+SHINGLE: Final = 3  # words
+LEAK: Final = 8  # words in a row shared with a held-out prompt: the same prompt in part
+ALIKE: Final = 0.5  # of a prompt's shingles that one other prompt has too: near-duplicates
+LOOP_TOKENS: Final = 48  # at an answer's end that repeat with a short period: it would go on so
+LOOP_PERIOD: Final = 16
+_MARK: Final = "archsearch-user-turn"
+
+
+@dataclass(frozen=True, slots=True)
+class Invented:
+    """Prompts that the target wrote, and why the others were left out, by reason."""
+
+    prompts: tuple[Prompt, ...]
+    dropped: dict[str, int]
+
+
+# ------------------------------------------------------------------------------------------------------------ what is asked
+
+
+def opening(tokenizer: Any, before: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
+    """Token ids that end where the user's turn begins. `before`: messages (role, text) that stand before it.
+
+    Without a chat template: the texts of `before`, a blank line behind each. Raises ValueError where a template takes no such
+    conversation (two turns of the user behind each other).
+    """
+    if not tokenizer.chat_template:
+        text = "".join(f"{content}\n\n" for _, content in before)
+        return tuple(tokenizer(text)["input_ids"])
+    turns = [{"role": role, "content": content} for role, content in [*before, ("user", _MARK)]]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception as error:  # a template raises what it likes (jinja2's TemplateError mostly)
+        raise ValueError(str(error)) from error
+    head, found, _ = text.partition(_MARK)
+    if not found:
+        raise ValueError("the chat template changes what the user says")
+    return tuple(tokenizer(head, add_special_tokens=False)["input_ids"])
+
+
+def askings(tokenizer: Any, prompts: Sequence[Prompt], count: int, seed: int = 0) -> list[EncodedPrompt]:
+    """`count` openings for prompts to be invented, each behind EXAMPLES prompts of the user of one category, drawn anew.
+
+    Where the template takes no several turns of the user, or where nothing tells an end of a prompt apart, none stand before.
+    """
+    short = [p for p in prompts if len(tokenizer(p.text, add_special_tokens=False)["input_ids"]) <= EXAMPLE_TOKENS]
+    by_category: dict[str, list[Prompt]] = {}
+    for prompt in short:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    rng = random.Random(f"askings {seed}")
+    made = []
+    for number in range(count):
+        before: list[tuple[str, str]] = []
+        category = ""
+        if short:
+            first = rng.choice(short)
+            category = first.category
+            others = [p for p in by_category[category] if p is not first]
+            chosen = [first, *rng.sample(others, min(EXAMPLES - 1, len(others)))]
+            system = [m for m in first.messages[:1] if m[0] == "system"]
+            before = [*system, *(("user", p.text) for p in chosen)]
+        try:
+            ids = opening(tokenizer, before)
+        except ValueError:
+            ids = opening(tokenizer)
+        if ids:
+            made.append(EncodedPrompt(ids, category, f"asked-{seed}-{number}"))
+    return made
+
+
+def follow_up_openings(tokenizer: Any, sequences: Sequence[CachedSequence]) -> list[EncodedPrompt]:
+    """Openings of the user's next turn behind answers: the tokens of prompt and answer as they are, then what the template puts
+    between an answer and the user's next turn. [] without a chat template."""
+    if not tokenizer.chat_template:
+        return []
+    try:
+        text = tokenizer.apply_chat_template(
+            [{"role": r, "content": c} for r, c in (("user", "a"), ("assistant", f"{_MARK}1"), ("user", f"{_MARK}2"))],
+            tokenize=False,
+        )
+    except Exception:  # noqa: BLE001  as in `opening`
+        return []
+    between = text.partition(f"{_MARK}1")[2].partition(f"{_MARK}2")[0]
+    joint = tuple(tokenizer(between, add_special_tokens=False)["input_ids"])
+    made = []
+    for number, sequence in enumerate(sequences):
+        ids = tuple(sequence.token_ids.tolist())
+        rest = joint[1:] if joint and ids[-1] == joint[0] else joint
+        made.append(EncodedPrompt((*ids, *rest), sequence.category, f"next-{number}"))
+    return made
+
+
+def longer(sequences: Sequence[CachedSequence], ends: Sequence[int], most_tokens: int) -> list[EncodedPrompt]:
+    """Prompt and answer of every answer that was cut, as the prompt to go on from: at most `most_tokens` in all. Answers that
+    repeat themselves are left out: they would go on so."""
+    return [
+        EncodedPrompt(tuple(s.token_ids.tolist()), s.category, s.id)
+        for s in sequences
+        if len(s) <= most_tokens and int(s.token_ids[-1]) not in ends and not loops(s.written.tolist())
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------- what is good enough
+
+
+def loops(ids: Sequence[int], tokens: int = LOOP_TOKENS, period: int = LOOP_PERIOD) -> bool:
+    """Whether the last `tokens` ids repeat with some period of at most `period`."""
+    tail = list(ids[-tokens:])
+    return len(tail) == tokens and any(tail[p:] == tail[:-p] for p in range(1, period + 1))
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def repeats(text: str, size: int = SHINGLE) -> bool:
+    """Whether more than a third of a text's runs of `size` words occurred in it before."""
+    found = shingles(words(text), size)
+    return len(found) >= 6 and len(set(found)) < 2 / 3 * len(found)
+
+
+def shingles(found: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    """Runs of `size` words; of fewer words the one run of all."""
+    if len(found) <= size:
+        return [tuple(found)] if found else []
+    return [tuple(found[i : i + size]) for i in range(len(found) - size + 1)]
+
+
+class Seen:
+    """Texts by their runs of words, so that near-duplicates of any of them are found without comparing all."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._by_shingle: dict[tuple[str, ...], list[int]] = {}
+        self._count = 0
+        for text in texts:
+            self.add(text)
+
+    def add(self, text: str) -> None:
+        for shingle in set(shingles(words(text), SHINGLE)):
+            self._by_shingle.setdefault(shingle, []).append(self._count)
+        self._count += 1
+
+    def alike(self, text: str) -> bool:
+        """Whether some text has ALIKE of this one's runs of words."""
+        own = set(shingles(words(text), SHINGLE))
+        shared: dict[int, int] = {}
+        for shingle in own:
+            for number in self._by_shingle.get(shingle, ()):
+                shared[number] = shared.get(number, 0) + 1
+        return bool(own) and max(shared.values(), default=0) >= ALIKE * len(own)
+
+
+def invented(
+    texts: Sequence[tuple[str, str, bool]], prompts: Sequence[Prompt], kept_apart: Sequence[Prompt], before: Sequence[Prompt] = ()
+) -> Invented:
+    """The prompts among `texts` (text, category, whether it came to its end) that are worth an answer.
+
+    Left out: unfinished ones, ones shorter than two words, ones that repeat themselves, near-duplicates of `prompts`, of those
+    invented `before` and of each other, and whatever shares LEAK words in a row with a prompt `kept_apart`, or is alike it.
+    """
+    seen, apart = Seen(p.text for p in (*prompts, *before)), Seen(p.text for p in kept_apart)
+    secret = {shingle for p in kept_apart for shingle in shingles(words(p.text), LEAK)}
+    system = next((p.messages[:1] for p in prompts if p.messages[0][0] == "system"), ())
+    chosen: list[Prompt] = []
+    dropped: dict[str, int] = {}
+    for text, category, ended in texts:
+        text = text.strip()
+        found = words(text)
+        why = (
+            "unfinished" if not ended
+            else "too short" if len(found) < 2
+            else "repeats itself" if repeats(text)
+            else "like a held-out prompt" if apart.alike(text) or not secret.isdisjoint(shingles(found, LEAK))
+            else "like another prompt" if seen.alike(text)
+            else ""
+        )  # fmt: skip
+        if why:
+            dropped[why] = dropped.get(why, 0) + 1
+            continue
+        seen.add(text)
+        chosen.append(Prompt((*system, ("user", text)), category, f"invented-{len(before) + len(chosen)}"))
+    return Invented(tuple(chosen), dropped)
+
+
+def turns_of(sequences: Sequence[CachedSequence], tokenizer: Any, ends: Sequence[int]) -> list[tuple[str, str, bool]]:
+    """What the target wrote as the user's turns: (text, category, whether it came to its end). Without a chat template the first
+    paragraph counts, and a blank line is its end."""
+    made = []
+    for sequence in sequences:
+        text = tokenizer.decode(sequence.written.tolist(), skip_special_tokens=True)
+        ended = int(sequence.token_ids[-1]) in ends
+        if not tokenizer.chat_template:
+            text, blank, _ = text.lstrip("\n").partition("\n\n")
+            ended = ended or bool(blank)
+        made.append((text, sequence.category, ended))
+    return made
+
+
+# ------------------------------------------------------------------------------------------------------- what is said of text
+
+
+def poor_text(prompts: Sequence[Prompt], sequences: Sequence[CachedSequence]) -> list[str]:
+    """One line for each thing in prompts or answers that keeps a draft from learning, with what it does to the result."""
+    lines = []
+    texts = [" ".join(words(prompt.text)) for prompt in prompts]
+    if len(prompts) == 1:
+        lines.append("there is one training prompt: a draft learns its one answer by heart and little that helps elsewhere")
+    elif texts and len(set(texts)) <= max(1, len(texts) // 10):
+        lines.append(
+            f"of {len(texts)} training prompts {len(set(texts))} are different: their answers are the same text again, "
+            "and a draft learns no more from them than from one each"
+        )
+    if not sequences:
+        return lines
+    count = len(sequences)
+    tiny = sum(len(s.written) <= 1 for s in sequences)
+    if tiny > 0.5 * count:
+        lines.append(
+            f"{tiny} of {count} answers are empty or one token long: there is next to nothing to learn from them, and in the "
+            "engine nothing for a draft to speed up"
+        )
+    looping = sum(loops(s.written.tolist()) for s in sequences)
+    if looping > 0.25 * count:
+        lines.append(
+            f"{looping} of {count} answers end in repeating themselves: a draft foretells repetition easily, so acceptance here "
+            "is higher than on text that goes on"
+        )
+    return lines
+
+
+def renumbered(prompts: Sequence[EncodedPrompt], prefix: str) -> list[EncodedPrompt]:
+    return [replace(prompt, id=f"{prefix}-{number}") for number, prompt in enumerate(prompts)]
