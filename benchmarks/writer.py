@@ -4,8 +4,8 @@
     python benchmarks/writer.py --tree old=/some/old --tree new=. --prompts FILE [--json FILE]
 
 Every round runs each tree once in a process of its own, in turn, so that a busy machine slows all alike; with one thread the
-processor's time is reported too, which a shared machine changes least. `--roof` times what no writer goes below: the target's matrix products
-on the same batch, and on prompts packed to full passes.
+processor's time is reported too, which a shared machine changes least. `--roof` times what no writer goes below: the target's
+matrix products on the same batch, and on prompts packed to full passes.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 SourceName = Literal["answers", "invented", "longer", "sampled"]
 
-# What a written token of a source is worth, in tokens of greedy answers to the user's own prompts; tried in this order. Measured:
-# sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/2026-11-22-supply). Believed, until measured: invented and longer, which
-# are greedy as the user decodes, on other prompts and later in an answer.
+# What a written token of a source is worth, in tokens of greedy answers to the user's own prompts; tried in this order.
+# Measured: sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/2026-11-22-supply). Believed, until measured:
+# invented and longer, which are greedy as the user decodes, on other prompts and later in an answer.
 WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "invented": 0.5, "longer": 0.4, "sampled": 0.15}
 SAMPLED_TEMPERATURE: Final = 0.7  # near what the target writes greedily, yet not the same again
 SAMPLED_ROUNDS: Final = 4  # answers to one prompt beside the greedy one
