@@ -8,7 +8,7 @@
 | `ngram`, `suffix` | `LOOKUPS` by kind of text; to be measured on the user's own text, which needs no training |
 | `early_exit` | `EXIT_LEVEL`, from two untrained cuts of this project; checkpoints trained for it accept far more |
 
-An alpha that the user gave holds for every family.
+Of a head of another size than usual HEAD_SIZE is assumed. An alpha that the user gave holds for every family.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from archsearch.estimate import Estimate
 from archsearch.speedup import accepted_by_position, alpha_estimate, drifting_positions, logit, logit_std
 
 # Logit per position of drafts that fill in all positions at once: P-EAGLE and block drafters -0.04 to -0.15.
-PARALLEL_DRIFT: Final = Estimate(-0.10, 0.08, "prior")
+PARALLEL_DRIFT: Final = Estimate(-0.10, 0.15, "prior")
 PARALLEL_STD: Final = 0.3  # logit: what an independent draft loses by drafting in parallel, nobody varied it
 # Lookup: what followed once goes on once it has begun. Conditional acceptance by position of n-gram drafts of a Llama of 8B in
 # vLLM (pull request 24344): .81 .91 .95 .97 .97 on code edits, .69 .83 .88 .90 .93 on InstructCoder: +0.65 and +0.45 a position.
@@ -35,6 +35,11 @@ SHARE_STD: Final = 0.15
 LOOKUP_TOKENS: Final = 10  # as prompt lookup drafted in the studies below
 SUFFIX_GAIN: Final = 1.2
 """Tokens beyond the first, suffix trees / n-gram: 1.11 to 1.17 times its speed-up on Spec-Bench (arXiv 2411.04975); converted."""
+
+
+# logit(alpha) per decade of a head's body against the usual one's: what the table has for independent drafts, roughly. Nobody
+# varied it for heads at equal training: as unsure as it is large.
+HEAD_SIZE: Final = Estimate(0.3, 0.3, "prior")
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,21 @@ def acceptance_of(drafter: Drafter, estimator: AcceptanceEstimator, context: Acc
             return FamilyAcceptance(own)
         std = math.hypot(own.alpha.std, PARALLEL_STD * own.alpha.value * (1.0 - own.alpha.value))
         return FamilyAcceptance(Acceptance(Estimate(own.alpha.value, std, own.alpha.source), PARALLEL_DRIFT))
-    return FamilyAcceptance(estimator.predict(drafter.architecture, context_for(drafter, context)))
+    found = estimator.predict(drafter.architecture, context_for(drafter, context))
+    decades = 0.0 if given else _decades(drafter, context)
+    return FamilyAcceptance(replace(found, alpha=_shifted(found.alpha, decades)) if decades else found)
+
+
+def _decades(drafter: Drafter, context: AcceptanceContext) -> float:
+    """log10 of a head's body over that of the usual head of its family for the target."""
+    if context.target is None or not drafter.body_parameters():
+        return 0.0
+    return math.log10(drafter.body_parameters() / type(drafter).usual(context.target).body_parameters())
+
+
+def _shifted(alpha: Estimate, decades: float) -> Estimate:
+    level = logit(min(max(alpha.value, 1e-6), 1.0 - 1e-6)) + HEAD_SIZE.value * decades
+    return alpha_estimate(level, math.hypot(logit_std(alpha), HEAD_SIZE.std * decades), alpha.source)
 
 
 def context_for(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
@@ -117,7 +136,10 @@ def gap_std(first: Drafter, second: Drafter, estimator: AcceptanceEstimator, con
     Between families what the table knows of both is correlated: a study's target, domain and temperature are the same.
     """
     if first.family == second.family or isinstance(estimator, GivenAcceptance):
-        return estimator.difference_std(first.architecture, second.architecture, context_for(first, context))
+        alike = estimator.difference_std(first.architecture, second.architecture, context_for(first, context))
+        if isinstance(estimator, GivenAcceptance):
+            return alike
+        return math.hypot(alike, HEAD_SIZE.std * (_decades(first, context) - _decades(second, context)))
     contexts = context_for(first, context), context_for(second, context)
     in_table = not {first.acceptance, second.acceptance} & set(_OWN)
     if isinstance(estimator, PriorAcceptance) and in_table:

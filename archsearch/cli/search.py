@@ -18,7 +18,14 @@ from archsearch.workload import WorkloadRequest
 @main.command()
 @click.option("--target", required=True, metavar="T", help="Catalogue name, folder with config.json (and weights), or hub id.")
 @common
-@click.option("--space", metavar="S", help="Space name or YAML file (default: by the target's size).")
+@click.option("--space", metavar="S", help="Space name or YAML file (default: by the target's size, and one for each family).")
+@click.option(
+    "--family",
+    "families",
+    multiple=True,
+    metavar="F",
+    help="Kind of drafter: independent, eagle3, ngram, ... (repeat; default: all that the engine runs if nothing is trained).",
+)
 @click.option("--trials", default=300, show_default=True, type=click.IntRange(min=1), help="Distinct shapes to score.")
 @click.option(
     "--prompts",
@@ -92,6 +99,7 @@ def search(
     archsearch search --target smollm2-135m --gpu cpu
     archsearch search --target smollm2-135m --gpu cpu --time-budget 45m --run runs/mine
     archsearch search --target llama-65b --gpu a100 --tensor-parallel 4 --mode graph
+    archsearch search --target llama-3.1-8b --gpu h100 --family eagle3 --family independent
     archsearch search --target ./my-model --gpu cpu --prompts my.jsonl --time-budget 1h --confirm 2
     """
     from archsearch import pipeline

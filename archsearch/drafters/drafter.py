@@ -137,6 +137,10 @@ class Drafter(ABC):
     def parameters(self) -> int:
         """Parameters that it adds to its target; tables shared with the target do not count."""
 
+    def body_parameters(self) -> int:
+        """Parameters of its layers and what feeds them, without embedding and head; 0 where it has no layers that learn."""
+        return 0
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of its own KV cache for one token of one sequence."""
         return 2 * self.architecture.num_hidden_layers * self.architecture.kv_size * dtype_bytes

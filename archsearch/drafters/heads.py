@@ -50,7 +50,7 @@ class FeatureDrafter(Drafter):
         if decoder is None:
             return usual
         # A head's layers are plain Llama's whatever the target is; its rows are its own or the target's.
-        layers = decoder.replace(qk_norm=usual.architecture.qk_norm, tie_word_embeddings=False, model_type=target.model_type)
+        layers = decoder.replace(qk_norm=usual.architecture.qk_norm, tie_word_embeddings=False)
         if not cls._own_rows() and layers.trimmed:
             raise InvalidShapeError(f"the {cls.title} shares the target's head, which has all rows")
         narrow = layers.hidden_size != target.hidden_size
@@ -83,6 +83,12 @@ class FeatureDrafter(Drafter):
 
     def parameters(self) -> int:
         return head_parameters(self.head)
+
+    def body_parameters(self) -> int:
+        decoder = self.architecture
+        rows = decoder.head_rows * decoder.hidden_size if self._own_rows() else 0
+        own = decoder.vocab_size * decoder.hidden_size if self.own_embedding else 0
+        return self.parameters() - rows - own
 
     def label(self) -> str:
         states = f" from {self.states} states" if self.states > 1 else ""

@@ -7,6 +7,7 @@ was measured to add to a round of as many draft passes. Drafters that are models
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -29,9 +30,10 @@ def drafter_round(
     Of a drafter that finds nothing to propose in some rounds (`drafts_share`) it is the mean round: one without a proposal is a
     plain step of the target.
     """
-    plan = drafter.plan(rows_of(latency, workload, gamma))
+    rows = rows_of(latency, workload, gamma)
+    plan = drafter.plan(rows)
     verify = verify_s or latency.verify_s(target, workload, gamma)
-    time = _drafting(latency, target, drafter, workload, plan, verify)
+    time = _drafting(latency, target, drafter, workload, _priced(latency, drafter, rows, plan), verify)
     if drafter.drafts_share >= 1.0:
         return time
     return _mean_round(time, latency, target, workload, drafter.drafts_share)
@@ -56,12 +58,30 @@ def drafter_idle_s(latency: Any, drafter: Drafter, workload: Workload) -> Estima
     return latency.ops_s(idle) if idle is not None else _NOTHING
 
 
+def _priced(latency: Any, drafter: Drafter, rows: RoundRows, plan: RoundPlan) -> tuple[RoundPlan, Estimate, Estimate]:
+    """The plan with the seconds of its first pass and of each later step; a step is the same at every gamma, so it is kept."""
+    first = latency.ops_s(plan.first) if plan.first is not None else Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
+    if plan.step is None:
+        return plan, first, Estimate(0.0, 0.0, first.source)
+    kept: dict[tuple[Drafter, RoundRows], Estimate] = latency.__dict__.setdefault("_later_steps", {})
+    key = (drafter, replace(rows, gamma=1))
+    if key not in kept:
+        if len(kept) > 100_000:
+            kept.clear()
+        kept[key] = latency.ops_s(plan.step, cold=False)
+    return plan, first, kept[key]
+
+
 def _drafting(
-    latency: Any, target: Architecture, drafter: Drafter, workload: Workload, plan: RoundPlan, verify: Estimate
+    latency: Any,
+    target: Architecture,
+    drafter: Drafter,
+    workload: Workload,
+    priced: tuple[RoundPlan, Estimate, Estimate],
+    verify: Estimate,
 ) -> RoundTime:
     """A round in which every sequence has something to verify."""
-    first = latency.ops_s(plan.first) if plan.first is not None else Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
-    later = latency.ops_s(plan.step, cold=False) if plan.step is not None else Estimate(0.0, 0.0, first.source)
+    plan, first, later = priced
     launched = max(1, plan.launched)
     if latency.rounds is not None:
         rounds = running(latency.rounds, drafter.rounds)

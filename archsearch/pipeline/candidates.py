@@ -22,9 +22,11 @@ from archsearch.export import (
     padded_head_cost,
     vllm_config,
 )
+from archsearch.export.drafters import drafter_config, vllm_drafter_config
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings, has_tokenizer
 from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.run import Run, open_run
@@ -41,9 +43,13 @@ def write_best(session: SearchSession, ranked: Sequence[Score], trained: Mapping
     stale = run.ranks()
     for score in ranked:
         assert score.rank is not None
-        config = to_hf_config(score.architecture)
-        folder = run.write_best(score, config, vllm_config(str(run.best_dir(score.rank)), score.gamma))
-        draft = trained.get(score.architecture)
+        place = str(run.best_dir(score.rank))
+        if score.drafter is None:
+            folder = run.write_best(score, to_hf_config(score.architecture), vllm_config(place, score.gamma))
+        else:
+            config = drafter_config(score.drafter, session.scorer.target)
+            folder = run.write_best(score, config, vllm_drafter_config(score.drafter, place, score.gamma) or None)
+        draft = trained.get(score.architecture) if score.drafter is None else None
         if draft is not None:
             copy_draft(draft.folder, folder)
             set_gamma(folder, score.gamma)
@@ -74,8 +80,9 @@ def set_gamma(folder: Path, gamma: int) -> None:
 def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues its checkpoint."""
     session = SearchSession.reopen(path)
-    check_weights(session.target)
     score = session.run.score(rank)
+    check_independent(score, "training")
+    check_weights(session.target)
     trainer = session.trainer()
     try:
         trainer.texts.training()
@@ -119,6 +126,7 @@ def export_rank(
     engines = check_engines(engines)
     run = open_run(path)
     candidate = run.candidate(rank)
+    check_independent(candidate.score, "exporting")
     if not candidate.has_weights and not allow_untrained:
         raise MissingDataError(
             f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank {rank} "

@@ -41,6 +41,7 @@ from archsearch.pipeline.engine_choice import (
     serving_scorer,
     take_turns,
 )
+from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, speedup_when_off
 from archsearch.pipeline.session import SearchSession
@@ -155,6 +156,7 @@ def _case(session: SearchSession, request: LoadRequest, choice: EngineChoice) ->
     """What is to be run, refused where the engine cannot or the memory does not hold it. Loads nothing."""
     name = choice.name or session.request.engine
     score, folder = session.run.score(request.rank), session.run.best_dir(request.rank)
+    check_independent(score, "confirming")
     synthetic = request.synthetic or not has_weights(folder)
     concurrencies = sorted(set(request.concurrencies))
     check_choice(choice, name, synthetic=synthetic, schedule=request.schedule, concurrency=concurrencies[-1])

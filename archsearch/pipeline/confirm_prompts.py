@@ -33,6 +33,7 @@ from archsearch.pipeline.engine_choice import (
     serving_scorer,
     take_turns,
 )
+from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
@@ -109,6 +110,7 @@ def confirm_rank(
     run, choice = session.run, choice or EngineChoice()
     name = choice.name or session.request.engine
     score, folder = run.score(rank), run.best_dir(rank)
+    check_independent(score, "confirming")
     if not has_weights(folder):
         raise MissingDataError(
             f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path} --rank {rank}), or prove its shape "

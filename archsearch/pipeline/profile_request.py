@@ -44,7 +44,7 @@ def sample_space(space: SearchSpace, target: Architecture, count: int, seed: int
     dimensions = space.dimensions(target)
     found: dict[Architecture, None] = {}
     for _ in range(200 * count):
-        shape = space.build(tuple(rng.randrange(len(dimension.choices)) for dimension in dimensions), target)
+        shape = space.shape(tuple(rng.randrange(len(dimension.choices)) for dimension in dimensions), target)
         if not isinstance(shape, InvalidShape):
             found[shape] = None
             if len(found) >= count:

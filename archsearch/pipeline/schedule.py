@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.drafters.drafter import Draft
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.export import vllm_config
+from archsearch.export.drafters import vllm_drafter_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
@@ -47,16 +49,18 @@ def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> t
         rates = {gamma: list(replay_tau(trace, gamma, resamples=0).accepted_by_position) for gamma in known}
         return trained.alpha, trained.tau, rates
     # The score knows alpha best (a climb learns it from short trainings); how it changes along a block is the estimator's.
-    drift = scorer.acceptance.predict(score.architecture, scorer.context).drift
+    known = scorer.believed(score.proposer)
+    drift = known.acceptance.drift
     positions = drifting_positions(score.alpha.value, drift.value, most)
-    taus = {gamma: tau_estimate(score.alpha, gamma, drift) for gamma in scorer.gammas}
+    able = score.proposer.gammas(scorer.gammas)
+    taus = {gamma: known.tau(tau_estimate(score.alpha, gamma, drift)) for gamma in able}
     reach = accepted_by_position(positions)
-    return score.alpha, taus, {gamma: reach[:gamma] for gamma in scorer.gammas}
+    return score.alpha, taus, {gamma: reach[:gamma] for gamma in able}
 
 
 def schedule_points(
     scorer: Scorer,
-    draft: Architecture,
+    draft: Draft,
     alpha: Estimate,
     taus: dict[int, Estimate],
     device: Device,
@@ -84,7 +88,7 @@ def schedule_points(
     return points
 
 
-def speedup_when_off(scorer: Scorer, draft: Architecture) -> Estimate:
+def speedup_when_off(scorer: Scorer, draft: Draft) -> Estimate:
     """Speed-up of serving with the draft loaded and gamma 0: 1, or less where the engine runs the draft all the same."""
     decode, idle = scorer.decode_s, scorer.latency.idle_s(scorer.target, draft, scorer.workload)
     value = decode.value / (decode.value + idle.value)
@@ -92,7 +96,7 @@ def speedup_when_off(scorer: Scorer, draft: Architecture) -> Estimate:
     return Estimate(value, value * idle.std / (decode.value + idle.value), weakest_source(decode.source, idle.source))
 
 
-def _fits(target: Architecture, draft: Architecture, workload: Workload, device: Device) -> bool:
+def _fits(target: Architecture, draft: Draft, workload: Workload, device: Device) -> bool:
     return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device)
 
 
@@ -107,7 +111,13 @@ def schedule_rank(
     name = engine or session.request.engine
     score, folder = session.run.score(rank), session.run.best_dir(rank)
     scorer, words = serving_scorer(session, name)
-    engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
+    facts = engine_facts(name)
+    facts.check_drafter(score.proposer, scorer.workload.tensor_parallel, scorer.latency.engine_version)
+    if score.family in facts.unscheduled:
+        raise ArchsearchError(
+            f"{facts.title} takes one gamma for {score.proposer.title}, whatever the batch size: it has no schedule for the "
+            f"family {score.family}; serve rank {rank} with gamma {score.gamma}, or choose a rank of another family"
+        )
     alpha, taus, _ = acceptance_of(scorer, score, folder)
     largest, device = scorer.latency.largest_batch, session.source.device
     one_by_one = device.kind == "gpu" and not engine_facts(name).batches
@@ -115,7 +125,7 @@ def schedule_rank(
         check_batch(engine_facts(name), device, max(batch_sizes, default=1))
     usual = [size for size in BATCH_SIZES if size == 1 or not one_by_one and (largest is None or size <= 2 * largest)]
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
-    points = schedule_points(scorer, score.architecture, alpha, taus, device, sizes)
+    points = schedule_points(scorer, score.drafter or score.architecture, alpha, taus, device, sizes)
     ranges = schedule_from_points([(point.batch_size, point.gamma) for point in points])
     schedule = GammaSchedule(ranges, tuple(points), name, words)
     write_schedule(folder / SCHEDULE_FILE, schedule)
@@ -130,6 +140,8 @@ def schedule_rank(
     largest_used = largest_gamma(ranges, 0)
     if engine_facts(name).speculative_config and largest_used:
         config = vllm_config(str(folder), largest_used, ranges, scorer.workload.tensor_parallel)
+        if score.drafter is not None:
+            config = vllm_drafter_config(score.drafter, str(folder), largest_used, ranges)
         write_json(folder / "speculative_config.json", config)
-    told = {"run": str(session.run.path), "rank": rank, "architecture": score.architecture.label(), "note": note}
+    told = {"run": str(session.run.path), "rank": rank, "architecture": score.label(), "note": note}
     return told | schedule_to_dict(schedule)

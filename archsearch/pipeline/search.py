@@ -10,6 +10,7 @@ from typing import Any
 from archsearch.drafts.records import TrainedDraft
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
+from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
@@ -20,6 +21,7 @@ from archsearch.runs.state import StateFile
 from archsearch.search import study
 from archsearch.search.objective import Score
 from archsearch.search.rungs import TEXT_SHARE_ALONE
+from archsearch.search.space import SearchSpace
 from archsearch.search.why import rivals
 
 
@@ -58,25 +60,38 @@ def finalist_search(session: SearchSession) -> dict[str, Any]:
 
 def write_ranked(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
     """best/ of the run: trained drafts by what was measured of them, then the best of the rest; as many as were asked for."""
-    scores = with_measured(session, trained, ranked)[: max(session.request.top, len(trained))]
+    everything = with_measured(session, trained, ranked)
+    scores = everything[: max(session.request.top, len(trained))]
+    scores += [score for score in best_of_each(everything) if score not in scores]  # however far behind
     best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
     write_best(session, best, {draft.architecture: draft for draft in trained})
     return best
 
 
 def rung_zero(session: SearchSession) -> study.SearchResult:
-    """The study over all shapes, scored without training any."""
-    request = session.request
+    """The studies over all shapes of each family, scored without training any, as one result."""
+    spaces = session.families.spaces
     with ProgressLine("search") as line:
-        return study.search(
-            session.space,
-            session.scorer,
-            trials=request.trials,
-            seed=request.seed,
-            storage=request.storage or session.run.storage_file,
-            about=session.about(),
-            progress=lambda p: line(f"best {p.best.speedup.value:.2f}x" if p.best else "", float(p.done), float(p.total)),
-        )
+        return study.merged([_study_of(session, space, line) for space in spaces])
+
+
+def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) -> study.SearchResult:
+    """The study over the shapes of one family."""
+    request = session.request
+    name = "" if space.family == INDEPENDENT else f"{space.family}, "
+
+    def progress(p: study.SearchProgress) -> None:
+        line(f"{name}best {p.best.speedup.value:.2f}x" if p.best else name, float(p.done), float(p.total))
+
+    return study.search(
+        space,
+        session.scorer,
+        trials=trials_of(space, request.trials),
+        seed=request.seed,
+        storage=request.storage or session.run.storage_file,
+        about=session.about(),
+        progress=progress,
+    )
 
 
 def with_measured(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
@@ -105,7 +120,9 @@ def outcome(
         "workload": asdict(session.scorer.workload),
         "prior": session.prior_words,
         "earlier": session.earlier(),
-        "space": session.space.name,
+        "space": ", ".join(space.name for space in session.families.spaces),
+        "families": family_rows(ranked),
+        "left_out": list(session.families.left_out),
         "trials": result.finished,
         "invalid": result.invalid,
         "best": [score.to_dict() for score in ranked],

@@ -11,8 +11,9 @@ from typing import Any
 from archsearch.acceptance import registry
 from archsearch.acceptance.known import AskedText
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import RoundKind
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.engine_facts import engine_facts, runnable_engine
+from archsearch.engine_facts import EngineFacts, engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir, read_json
@@ -20,6 +21,7 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.pipeline.families import FamilySpaces, choose_families, family_spaces, kind_of, named_families
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
 from archsearch.pipeline.serving import with_engine
 from archsearch.runs.run import Run, create_run, open_run, resume_run
@@ -37,7 +39,8 @@ PRIOR_FILE = "prior.json"
 class SearchRequest:
     """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine, after `finalists` drafts were
     trained; 0 ends with the ranking. `domain`: "" for one that follows from the rest (`settled`). `climb`: short
-    trainings decide which shapes are trained in full, and `time_budget_s` holds everything."""
+    trainings decide which shapes are trained in full, and `time_budget_s` holds everything. `families`: of drafters; none named:
+    all that the engine runs where nothing is trained, else independent drafts."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
@@ -59,6 +62,7 @@ class SearchRequest:
     top: int = 5
     max_gamma: int = MAX_GAMMA
     climb: bool = False
+    families: tuple[str, ...] = ()
 
     @property
     def engine(self) -> str:
@@ -71,6 +75,21 @@ class SearchRequest:
     @property
     def context(self) -> int:
         return self.asked.context_len
+
+    @property
+    def kind(self) -> RoundKind:
+        """The kind of drafter that the engine's version must run."""
+        return kind_of(self.families)
+
+    def spaces(self, engine: EngineFacts, version: str | None, target: TargetRef, ranks: int, longest: int) -> FamilySpaces:
+        """The families of the search with their spaces, for drafters served on `ranks` devices (see `SearchSpace.served`). A
+        space that was named is its family's, which is then the only one unless others are named."""
+        own = load_space(self.space or default_space(target.architecture))
+        named = self.families or ((own.family,) if self.space is not None else ())
+        families = choose_families(named, engine, version, target, trains=self.confirm > 0)
+        known = {own.family: own}
+        served = {name: (known.get(name) or load_space(name)).served(ranks, longest) for name in families}
+        return family_spaces(families, engine, target.architecture, served, optional=not named)
 
     def check_files(self) -> None:
         """Read every file of prompts or text that was given, also where only a ranking is asked for: what is wrong with one is
@@ -101,6 +120,7 @@ class SearchRequest:
         asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
         flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
         flat["storage"] = without_password(self.storage)
+        flat["families"] = " ".join(self.families) or None
         flat["engine_options"] = " ".join(self.asked.engine_options) or None
         return {
             name: value if isinstance(value, int | float | str | bool) or value is None else str(value)
@@ -152,6 +172,7 @@ class SearchRequest:
             known["context_len"] = known.pop("context")
         for name in ("prompts", "heldout", "text", "profile"):
             known[name] = Path(known[name]) if known.get(name) else None
+        known["families"] = tuple(str(known.get("families") or "").split())
         known["engine_options"] = tuple(str(known.get("engine_options") or "").split())
         known["engine"] = known.get("engine") or "transformers"  # what runs of 0.1.0 were for
         asked = WorkloadRequest(**{name: known[name] for name in WorkloadRequest.__dataclass_fields__ if name in known})
@@ -171,6 +192,7 @@ class SearchSession:
     run: Run
     prior_words: str = ""
     asked_text: AskedText = AskedText()
+    families: FamilySpaces = FamilySpaces(())
 
     @classmethod
     def start(cls, request: SearchRequest, run: Run | None = None) -> SearchSession:
@@ -181,7 +203,8 @@ class SearchSession:
         request = request.settled()
         if run is None:
             request.check_files()
-            request = replace(request, asked=with_engine(request.asked))
+            request = replace(request, families=named_families(request.families))
+            request = replace(request, asked=with_engine(request.asked, request.kind))
         target = resolve_target(request.target)
         engine = engine_facts(request.engine)
         if request.confirm:
@@ -189,11 +212,10 @@ class SearchSession:
             check_weights(target)
             if not engine.in_process:
                 find_python(engine.name)
-        space = load_space(request.space or default_space(target.architecture))
-        source, workload = choose_latency(request.asked, target.architecture)
+        source, workload = choose_latency(request.asked, target.architecture, request.kind)
         reach = request.asked.context_len + request.answer_tokens
-        space = space.served(engine.draft_ranks(workload.tensor_parallel), reach)
-        space.check(target.architecture)
+        searched = request.spaces(engine, source.version, target, engine.draft_ranks(workload.tensor_parallel), reach)
+        space = searched.spaces[0]
         limits = memory_limits(space, target.architecture, workload, source.device)
         arguments = request.arguments()
         described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
@@ -220,7 +242,7 @@ class SearchSession:
         )
         # A window that does not reach the end of an answer costs alpha there, also where it holds the context.
         scorer = scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
-        return cls(request, target, source, space, scorer, run, prior_words, asked_text)
+        return cls(request, target, source, space, scorer, run, prior_words, asked_text, searched)
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:

@@ -79,7 +79,7 @@ def section_confirmed(item: Shown) -> str:
     confirmed, data = item.confirmed, item.confirmed.record
     gains = f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {data.get('dtype', '')}"
     counted = ", ".join(f"{data[key]:,} {key}" for key in ("prompts", "tokens", "rounds") if isinstance(data.get(key), int))
-    label = item.score.architecture.label()
+    label = item.score.label()
     parts = [f"<h2>Predicted beside measured: rank {item.rank}</h2>", html_note(f"{label}; {gains}; {counted}.")]
     if item.stale:
         stale = "The draft was trained further after this confirmation; the figures are of the weights before."

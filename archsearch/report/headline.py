@@ -97,7 +97,8 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     if ties:
         lines.append(f"Cannot be told apart from it: rank {', '.join(ties)}. Choose by size, or train and confirm more than one.")
     lines += _edge_lines(run, lead)
-    return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0), lead)
+    independent = next((item.rank for item in found if item.score.drafter is None), None)
+    return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0, independent), lead)
 
 
 def _shape_words(gain: Estimate) -> str:
@@ -108,7 +109,7 @@ def _shape_words(gain: Estimate) -> str:
 def _edge_lines(run: Run, lead: Shown) -> list[str]:
     """In which dimensions the lead stands at the end of what was searched."""
     target = target_shape(run)
-    if target is None:
+    if target is None or lead.score.drafter is not None:
         return []
     edges = SearchSpace.from_dict(dict(run.info["space"]), "space").edges(lead.score.architecture, target)
     if lead.score.gamma >= int(run.arguments.get("max_gamma") or MAX_GAMMA):
@@ -252,7 +253,7 @@ def _unfinished(run: Run, target: str, device: str) -> Headline:
 
 def _draft_words(lead: Shown, gamma: int) -> str:
     score = lead.score
-    return f"Draft: rank {lead.rank}, {score.architecture.label()}, {millions(score.parameters)} parameters, gamma {gamma}."
+    return f"Draft: rank {lead.rank}, {score.label()}, {millions(score.parameters)} parameters, gamma {gamma}."
 
 
 def _served_lines(run: Run, lead: Shown) -> list[str]:
@@ -269,8 +270,25 @@ def _proves_shapes(run: Run) -> bool:
     return facts is not None and facts.synthesises and facts.dummy_weights
 
 
-def _next(run: Run, lead: Shown, pays: bool) -> list[tuple[str, str]]:
+def _next_of_family(path: str, lead: Shown, independent: int | None) -> list[tuple[str, str]]:
+    """What can be done with a lead that is no independent draft; `independent`: the best rank that is one."""
+    steps = []
+    if lead.score.engine in ENGINES and lead.score.family not in ENGINES[lead.score.engine].unscheduled:
+        steps.append(("Its best gamma by batch size", f"archsearch schedule {path} --rank {lead.rank}"))
+    if independent is not None:
+        steps.append(
+            (
+                "archsearch trains and confirms independent drafts only for now: the best of them",
+                f"archsearch train {path} --rank {independent} --budget 30m",
+            )
+        )
+    return steps
+
+
+def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> list[tuple[str, str]]:
     path, rank = shell_path(run.path), f"--rank {lead.rank}"
+    if lead.score.drafter is not None:
+        return _next_of_family(path, lead, independent)
     train = f"archsearch train {path} {rank} --budget 30m"
     confirm = f"archsearch confirm {path} {rank}{_other_engine(run)}"
     export = f"archsearch export {path} {rank} --output draft-rank-{lead.rank}"

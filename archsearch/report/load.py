@@ -33,7 +33,7 @@ _TERM_HEADS: Final = {
 def section_load(item: Shown, load: LoadRecord) -> str:
     """Tables and a plot of load-<engine>.json of one candidate."""
     facts = [
-        item.score.architecture.label(),
+        item.score.label(),
         load.dtype,
         f"context {load.context}" if load.context is not None else "",
         f"{load.repeats} repeats, interleaved" if load.repeats is not None else "",

@@ -110,12 +110,17 @@ def _section_problems(problems: Sequence[str]) -> str:
     return f"<h2>Files that could not be read</h2>{html_note('Their part of this report is missing.')}{lines}"
 
 
+def _kind_words(item: Shown) -> str:
+    kind = item.score.architecture.attention_kind if item.score.drafter is None else item.score.family
+    return f"{kind}, {item.stage}"
+
+
 def _section_best(found: Sequence[Shown]) -> str:
     rows: list[list[Cell | str]] = []
     for item in found:
         score = item.score
         rows.append([
-            str(item.rank), text_cell(score.architecture.label(), f"{score.architecture.attention_kind}, {item.stage}"),
+            str(item.rank), text_cell(score.label(), _kind_words(item)),
             millions(score.parameters), str(score.gamma), value_cell(score.speedup, 2, unit="x"),
             _measured_cell(item), str(item.group), value_cell(score.alpha), value_cell(score.tau),
             value_cell(score.draft_s, 2, 1e3), value_cell(score.verify_s, 1, 1e3), _round_cell(score),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
@@ -18,7 +18,11 @@ from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import RUNGS_FILE, Run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, planned_schedule
 from archsearch.schedule import GammaSchedule
-from archsearch.search.objective import Score, indistinguishable
+from archsearch.search.objective import Score, grouped, speedup_gap_std
+
+if TYPE_CHECKING:
+    from archsearch.acceptance.estimator import AcceptanceContext
+    from archsearch.acceptance.prior import PriorAcceptance
 
 
 @dataclass(frozen=True)
@@ -135,20 +139,14 @@ def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:
         return ()
 
 
-class _Gaps:
+def _gap_std(first: Score, second: Score, context: AcceptanceContext, prior: PriorAcceptance) -> float:
     """Std of the difference of two drafts' logit(alpha): the prior's own where both alphas come from it, else both stds added."""
+    from archsearch.acceptance.families import gap_std
 
-    def __init__(self, scores: Sequence[Score]) -> None:
-        from archsearch.acceptance.prior import PriorAcceptance
-
-        self.alphas = {score.architecture: score.alpha for score in scores}
-        self.prior = PriorAcceptance()
-
-    def difference_std(self, first: Architecture, second: Architecture, context: Any) -> float:
-        pair = (self.alphas[first], self.alphas[second])
-        if all(alpha.source == "prior" for alpha in pair):
-            return self.prior.difference_std(first, second, context)
-        return math.hypot(*(alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-9) for alpha in pair))
+    pair = (first.alpha, second.alpha)
+    if all(alpha.source == "prior" for alpha in pair):
+        return gap_std(first.proposer, second.proposer, prior, context)
+    return math.hypot(*(alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-9) for alpha in pair))
 
 
 def target_shape(run: Run) -> Architecture | None:
@@ -165,14 +163,15 @@ def target_shape(run: Run) -> Architecture | None:
 def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
     """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the fastest."""
     from archsearch.acceptance.estimator import AcceptanceContext
+    from archsearch.acceptance.prior import PriorAcceptance
 
     shape = target_shape(run)  # the prior caps what size brings at the target's size
     asked = run.arguments
     context = AcceptanceContext(
         shape, float(asked.get("temperature", 0.0)), int(asked.get("context", 512)), str(asked.get("domain", "narrow"))
     )
-    gaps: Any = _Gaps(scores)
-    found = indistinguishable(scores, gaps, context)
+    prior = PriorAcceptance()
+    found = grouped(scores, lambda first, second: speedup_gap_std(first, second, _gap_std(first, second, context, prior)))
     return {score.rank or 0: number for number, group in enumerate(found, start=1) for score in group}
 
 

@@ -97,8 +97,8 @@ class Run:
             raise ValueError("the score has no rank")
         folder = self.best_dir(score.rank)
         if (folder / SCORE_FILE).is_file():
-            before = files.read_json(folder / SCORE_FILE, "score").get("architecture")
-            if before != score.architecture.to_dict():
+            before = Score.from_dict(files.read_json(folder / SCORE_FILE, "score"))
+            if (before.architecture, before.family) != (score.architecture, score.family):
                 _set_aside(folder)
         files.write_json(folder / SCORE_FILE, score.to_dict())
         if config is not None:

@@ -363,10 +363,15 @@ def score(
 
 
 def difference_std(first: Score, second: Score, acceptance: AcceptanceEstimator, context: AcceptanceContext) -> float:
-    """Std of ln(speedup of first / speedup of second).
+    """Std of ln(speedup of first / speedup of second), see `speedup_gap_std`; the alphas by what the estimator says of both."""
+    return speedup_gap_std(first, second, gap_std(first.proposer, second.proposer, acceptance, context))
 
-    The target's times and what both alphas share cancel; what stays is the estimator's std of the difference of the logits and
-    the error of each draft's own time (taken as independent, which is cautious: one latency model prices both).
+
+def speedup_gap_std(first: Score, second: Score, gap: float) -> float:
+    """Std of ln(speedup of first / speedup of second), from `gap`, the std of the difference of the logits of their alphas.
+
+    The target's times and what both alphas share cancel; what stays is that gap and the error of each draft's own time (taken as
+    independent, which is cautious: one latency model prices both).
     """
     sensitivities = []
     variance = 0.0
@@ -375,14 +380,18 @@ def difference_std(first: Score, second: Score, acceptance: AcceptanceEstimator,
         slope = speculation.tau_slope(alpha, item.gamma) * alpha * (1.0 - alpha)
         sensitivities.append(slope / item.tau.value)
         variance += (item.draft_s.std / (item.tpot_s.value * item.tau.value)) ** 2
-    gap = gap_std(first.proposer, second.proposer, acceptance, context)
     variance += (gap * sum(sensitivities) / 2) ** 2
     return math.sqrt(variance)
 
 
 def indistinguishable(scores: Sequence[Score], acceptance: AcceptanceEstimator, context: AcceptanceContext) -> list[list[Score]]:
-    """Groups, best first: each is led by the best score left and holds all that are not worse than it by more than the std of
-    the difference (`difference_std`). Inside a group the model cannot say which is faster: choose by memory, or measure.
+    """`grouped` by the std of each difference that the estimator says."""
+    return grouped(scores, lambda first, second: difference_std(first, second, acceptance, context))
+
+
+def grouped(scores: Sequence[Score], std_of: Callable[[Score, Score], float]) -> list[list[Score]]:
+    """Groups, best first: each is led by the best score left and holds all that are not worse than it by more than `std_of` the
+    two. Inside a group the model cannot say which is faster: choose by memory, or measure.
     """
     rest = sorted(scores, key=lambda item: -item.speedup.value)
     groups = []
@@ -391,6 +400,6 @@ def indistinguishable(scores: Sequence[Score], acceptance: AcceptanceEstimator, 
         group, rest = [leader], []
         for item in others:
             gap = math.log(leader.speedup.value / item.speedup.value)
-            (group if gap < difference_std(leader, item, acceptance, context) else rest).append(item)
+            (group if gap < std_of(leader, item) else rest).append(item)
         groups.append(group)
     return groups

@@ -2,6 +2,7 @@
 
 ```yaml
 description: one line
+family: eagle3                   # what drafts (docs/families.md); left out: an independent draft, whose dimensions follow
 dimensions:                      # hidden_size and num_hidden_layers are required, the others default to the target's value
   num_hidden_layers: {min: 1, max: 8}         # or with step
   hidden_size: [256, 0.5x, target]            # numbers, fractions of the target's value, or "target"
@@ -13,12 +14,15 @@ dimensions:                      # hidden_size and num_hidden_layers are require
   sliding_window: [512]
   draft_vocab_size: [8192, target]            # "target": the full head
   tie_word_embeddings: [true]                 # a trimmed head is never tied
+drafter: {states: [3, 5]}        # what only that family has, where it has something
 ffn_multiple: 64
 constraints:
   max_parameters: 0.5x                        # of the draft; a number or a fraction of the target's
   max_memory: 2GiB                            # of the draft: weights and KV cache
   attention_width: [0.5, 2.0]                 # allowed query width (heads * head_dim) / hidden_size
 ```
+
+Families without layers of their own (n-gram, Medusa, ...) have no `dimensions`.
 
 Heads are sampled as KV heads, group size and head_dim and multiplied; what cannot be (query heads must divide the hidden size, as
 Hugging Face's Llama demands) is an `InvalidShape`, not an error.
@@ -28,7 +32,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -38,27 +41,23 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
 from archsearch.architecture.ops import check_shards
+from archsearch.drafters.drafter import FAMILY_NAMES, Draft
+from archsearch.drafters.models import Independent
+from archsearch.drafters.registry import as_drafter, family, is_family
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.paths import data_dir
+from archsearch.search import space_file as checked
+from archsearch.search.space_file import NUMERIC, Value
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-# Order matters: choices are given as indices in this order.
-NUMERIC: Final = (
-    "num_hidden_layers", "hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim", "draft_vocab_size",
-)  # fmt: skip
 DIMENSIONS: Final = (*NUMERIC, "window_pattern", "sliding_window", "tie_word_embeddings")
 REQUIRED: Final = ("num_hidden_layers", "hidden_size")
 CONSTRAINTS: Final = ("max_parameters", "max_memory", "attention_width")
-TOP_LEVEL: Final = ("description", "dimensions", "ffn_multiple", "constraints")
-MEMORY_UNITS: Final = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
-_FRACTION: Final = re.compile(r"^(\d+(?:\.\d+)?)x$")
-_MEMORY: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)$")
+TOP_LEVEL: Final = ("description", "dimensions", "ffn_multiple", "constraints", "family", "drafter")
 # Relative hidden sizes are rounded to this, so that heads and kernels find something to divide.
 HIDDEN_MULTIPLE: Final = 32
-
-Value = int | float | str | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,8 @@ class Limits:
 class SearchSpace:
     """Dimensions with choices, absolute or relative to a target, and limits. Made by `load_space` or `from_dict`.
 
-    `draft_ranks`, `longest`: how the draft will be served, see `served`; no part of the file.
+    `family`, `extras`: what drafts, and the choices that only such a drafter has. `draft_ranks`, `longest`: how the draft will be
+    served, see `served`; no part of the file.
     """
 
     name: str
@@ -130,6 +130,8 @@ class SearchSpace:
     constraints: tuple[tuple[str, Any], ...] = ()
     draft_ranks: int = 1
     longest: int | None = None
+    family: str = Independent.family
+    extras: tuple[tuple[str, tuple[Value, ...]], ...] = ()
 
     def served(self, draft_ranks: int = 1, longest: int | None = None) -> SearchSpace:
         """The same space for drafts sharded over `draft_ranks` devices and sequences of at most `longest` tokens.
@@ -138,6 +140,22 @@ class SearchSpace:
         full attention, which it is.
         """
         return replace(self, draft_ranks=draft_ranks, longest=longest)
+
+    def within(self, layers: int | None, states: int | None) -> SearchSpace:
+        """The same space for an engine that runs heads of so many layers at most, on so many hidden states; None: of any."""
+        choices = tuple(
+            (key, values if layers is None else tuple(n for n in values if key != "num_hidden_layers" or _at_most(n, layers)))
+            for key, values in self.choices
+        )
+        extras = tuple((key, (states,) if key == "states" and states is not None else values) for key, values in self.extras)
+        return replace(self, choices=choices, extras=extras)
+
+    def shape(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:
+        """The layers of one choice per dimension."""
+        found = self.build(indices, target)
+        if isinstance(found, InvalidShape | Architecture):
+            return found
+        return found.architecture if found.has_layers else InvalidShape(f"{found.title} has no layers to choose")
 
     def edges(self, shape: Architecture, target: Architecture) -> list[str]:
         """The dimensions in which a shape stands at the first or last of several choices, so that a better one may lie outside.
@@ -170,17 +188,29 @@ class SearchSpace:
         limit = dict(self.constraints)
         count = limit.get("max_parameters")
         if isinstance(count, str):
-            count = _fraction(count) * parameters(target)
+            count = checked.fraction(count) * parameters(target)
         return Limits(None if count is None else int(count), limit.get("max_memory"))
 
     def size(self, target: Architecture) -> int:
         """Combinations of choices, valid or not: an upper bound on the shapes."""
         return math.prod(len(dimension.choices) for dimension in self.dimensions(target))
 
-    def build(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:
-        """The shape of one choice per dimension (indices in the order of `dimensions`)."""
+    def build(self, indices: tuple[int, ...], target: Architecture) -> Draft | InvalidShape:
+        """What one choice per dimension makes (indices in the order of `dimensions`): the shape of an independent draft, or a
+        drafter of another family."""
         dimensions = self.dimensions(target)
         picked = {dimension.name: dimension.choices[index] for dimension, index in zip(dimensions, indices, strict=True)}
+        made = family(self.family)
+        layers = self._layers(picked, target) if made.has_layers else None
+        if made is Independent or isinstance(layers, InvalidShape):
+            return layers if layers is not None else InvalidShape("no layers")
+        try:
+            return made.of(target, layers, {name: picked[name] for name, _ in self.extras})
+        except InvalidShapeError as error:
+            return InvalidShape(str(error))
+
+    def _layers(self, picked: Mapping[str, Value], target: Architecture) -> Architecture | InvalidShape:
+        """The layers of the choices `picked`."""
         hidden, head_dim = int(picked["hidden_size"]), int(picked["head_dim"])
         kv_heads = int(picked["num_key_value_heads"])
         heads = kv_heads * int(picked["kv_group_size"])
@@ -218,16 +248,16 @@ class SearchSpace:
             return InvalidShape(str(error))
         return shape
 
-    def enumerate(self, target: Architecture) -> Iterator[Architecture]:
+    def enumerate(self, target: Architecture) -> Iterator[Draft]:
         """Every valid shape within max_parameters, once, in the order of the file."""
         limit = self.limits(target).max_parameters
-        seen: set[Architecture] = set()
+        seen: set[Draft] = set()
         for indices in itertools.product(*(range(len(dimension.choices)) for dimension in self.dimensions(target))):
             shape = self.build(indices, target)
             if isinstance(shape, InvalidShape) or shape in seen:
                 continue
             seen.add(shape)
-            if limit is None or parameters(shape) <= limit:
+            if limit is None or as_drafter(shape).parameters() <= limit:
                 yield shape
 
     def check(self, target: Architecture) -> None:
@@ -283,7 +313,8 @@ class SearchSpace:
     def to_dict(self) -> dict[str, Any]:
         """As in the file; `from_dict` reads it back."""
         constraints = {key: list(value) if isinstance(value, tuple) else value for key, value in self.constraints}
-        return {
+        special = {"family": self.family, "drafter": {name: list(values) for name, values in self.extras}}
+        return ({} if self.family == Independent.family else special) | {
             "description": self.description,
             "dimensions": {name: list(values) for name, values in self.choices},
             "ffn_multiple": self.ffn_multiple,
@@ -294,17 +325,33 @@ class SearchSpace:
     def from_dict(cls, data: Any, name: str, where: str | None = None) -> SearchSpace:
         """Check and freeze. `where` (a file) is named in errors, with the key and what is allowed."""
         where = where or name
-        _expect_mapping(data, where, "the file")
-        _known(data, TOP_LEVEL, where, "key")
+        checked.expect_mapping(data, where, "the file")
+        checked.known(data, TOP_LEVEL, where, "key")
+        kind = str(data.get("family", Independent.family))
+        if not is_family(kind):
+            raise ArchsearchError(f"{where}: unknown family {kind!r}; allowed are {', '.join(FAMILY_NAMES)}")
+        made = family(kind)
+        special = data.get("drafter") or {}
+        checked.expect_mapping(special, where, "drafter")
+        checked.known(special, tuple(made.choices), where, f"choice of the family {made.family}:")
+        extras = tuple(
+            (key, checked.extra_choices(key, special.get(key, list(usual)), where)) for key, usual in made.choices.items()
+        )
+        if not made.has_layers:
+            data = {"dimensions": {}, **data}
         if "dimensions" not in data:
             raise ArchsearchError(f"{where}: dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})")
         dimensions = data["dimensions"]
-        _expect_mapping(dimensions, where, "dimensions")
-        _known(dimensions, DIMENSIONS, where, "dimension")
-        for required in REQUIRED:
+        checked.expect_mapping(dimensions, where, "dimensions")
+        checked.known(dimensions, DIMENSIONS, where, "dimension")
+        if not made.has_layers and dimensions:
+            raise ArchsearchError(
+                f"{where}: a drafter of the family {made.family} has no dimensions; it has {', '.join(made.choices)}"
+            )
+        for required in REQUIRED if made.has_layers else ():
             if required not in dimensions:
                 raise ArchsearchError(f"{where}: dimensions.{required} is missing; give a list of choices or min and max")
-        choices = tuple((key, _choices(key, dimensions[key], where)) for key in DIMENSIONS if key in dimensions)
+        choices = tuple((key, checked.choices(key, dimensions[key], where)) for key in DIMENSIONS if key in dimensions)
         found = dict(choices)
         if any("S" in str(pattern) for pattern in found.get("window_pattern", ())) and "sliding_window" not in found:
             raise ArchsearchError(f"{where}: dimensions.window_pattern has an S, so dimensions.sliding_window needs tokens")
@@ -312,10 +359,11 @@ class SearchSpace:
         if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
             raise ArchsearchError(f"{where}: ffn_multiple must be a positive whole number, got {multiple!r}")
         constraints = data.get("constraints") or {}
-        _expect_mapping(constraints, where, "constraints")
-        _known(constraints, CONSTRAINTS, where, "constraint")
-        limits = tuple((key, _constraint(key, constraints[key], where)) for key in CONSTRAINTS if key in constraints)
-        return cls(name, str(data.get("description", "")), choices, multiple, limits)
+        checked.expect_mapping(constraints, where, "constraints")
+        checked.known(constraints, CONSTRAINTS, where, "constraint")
+        limits = tuple((key, checked.constraint(key, constraints[key], where)) for key in CONSTRAINTS if key in constraints)
+        about = str(data.get("description", ""))
+        return cls(name, about, choices, multiple, limits, family=made.family, extras=extras)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -355,83 +403,6 @@ def load_space(name_or_path: str | Path) -> SearchSpace:
     return SearchSpace.from_dict(data, path.stem, str(path))
 
 
-# --- checks ----------------------------------------------------------------------------------------------------------
-
-
-def _expect_mapping(data: Any, where: str, what: str) -> None:
-    if not isinstance(data, Mapping):
-        raise ArchsearchError(f"{where}: {what} must be a mapping (key: value), got {type(data).__name__}")
-
-
-def _known(data: Mapping[str, Any], allowed: tuple[str, ...], where: str, what: str) -> None:
-    for key in data:
-        if key not in allowed:
-            raise ArchsearchError(f"{where}: unknown {what} {key!r}; allowed are {', '.join(allowed)}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _fraction(text: str) -> float:
-    match = _FRACTION.match(text)
-    return float(match.group(1)) if match else 1.0
-
-
-def _choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
-    """The choices of one dimension, still relative where they are."""
-    label = f"{where}: dimensions.{key}"
-    if isinstance(raw, Mapping):
-        if key not in NUMERIC:
-            raise ArchsearchError(f"{label} must be a list of choices, got {dict(raw)}")
-        _known(raw, ("min", "max", "step"), label, "key")
-        low, high, step = (raw.get(name, default) for name, default in (("min", None), ("max", None), ("step", 1)))
-        if any(not isinstance(x, int) or isinstance(x, bool) or x < 1 for x in (low, high, step)) or low > high:
-            raise ArchsearchError(f"{label} needs whole numbers 0 < min <= max and step > 0, got {dict(raw)}")
-        raw = list(range(low, high + 1, step))
-    if not isinstance(raw, list):
-        raw = [raw]
-    if not raw:
-        raise ArchsearchError(f"{label} is empty; give at least one choice")
-    for value in raw:
-        if key == "window_pattern":
-            valid, allowed = isinstance(value, str) and bool(value) and set(value) <= {"L", "S"}, "text made of L and S"
-        elif key == "tie_word_embeddings":
-            valid, allowed = isinstance(value, bool) or value == "target", "true, false or target"
-        elif key == "sliding_window":
-            valid, allowed = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a positive number of tokens"
-        else:
-            whole = _is_number(value) and value > 0 and (key == "ffn_ratio" or float(value).is_integer())
-            relative = isinstance(value, str) and (value == "target" or (_fraction_ok(value)))
-            valid = whole or relative
-            allowed = f"a positive {'number' if key == 'ffn_ratio' else 'whole number'}, a fraction such as 0.5x, or target"
-        if not valid:
-            raise ArchsearchError(f"{label}: {value!r} is not allowed; use {allowed}")
-    return tuple(raw)
-
-
-def _fraction_ok(text: str) -> bool:
-    return _FRACTION.match(text) is not None and _fraction(text) > 0
-
-
-def _constraint(key: str, raw: Any, where: str) -> Any:
-    label = f"{where}: constraints.{key}"
-    if key == "max_parameters":
-        if (_is_number(raw) and raw >= 1) or (isinstance(raw, str) and _fraction_ok(raw)):
-            return raw
-        raise ArchsearchError(f"{label}: {raw!r} is not allowed; use a number or a fraction of the target's such as 0.5x")
-    if key == "max_memory":
-        match = _MEMORY.match(raw) if isinstance(raw, str) else None
-        if match:
-            return int(float(match.group(1)) * MEMORY_UNITS[match.group(2)])
-        if _is_number(raw) and raw > 0:
-            return int(raw)
-        raise ArchsearchError(f"{label}: {raw!r} is not allowed; use bytes or a number with {', '.join(MEMORY_UNITS)}")
-    if isinstance(raw, list | tuple) and len(raw) == 2 and all(_is_number(x) for x in raw) and 0 <= raw[0] <= raw[1]:
-        return (float(raw[0]), float(raw[1]))
-    raise ArchsearchError(f"{label}: {raw!r} is not allowed; use [lowest, highest] query width / hidden_size")
-
-
 def _target_value(name: str, target: Architecture) -> float:
     return {
         "num_hidden_layers": target.num_hidden_layers,
@@ -448,13 +419,23 @@ def _absolute(name: str, value: Value, target: Architecture) -> float | int:
     if not isinstance(value, str):
         number = float(value)
     else:
-        number = _fraction(value) * _target_value(name, target)
+        number = checked.fraction(value) * _target_value(name, target)
         if name == "hidden_size" and value != "target":
             number = max(1, round(number / HIDDEN_MULTIPLE)) * HIDDEN_MULTIPLE
     if name == "ffn_ratio":
         return number
     whole = max(1, round(number))
     return min(whole, target.vocab_size) if name == "draft_vocab_size" else whole
+
+
+def _at_most(value: Value, most: int) -> bool:
+    """Whether a number of layers is within a limit; one relative to the target is not known to be."""
+    return isinstance(value, int) and value <= most
+
+
+def _exit_layer(value: str, target: Architecture) -> int:
+    """A fraction of the target's layers."""
+    return max(1, round(checked.fraction(value) * target.num_hidden_layers))
 
 
 def _parse_window(text: str) -> tuple[str, int | None]:
@@ -467,6 +448,11 @@ def _parse_window(text: str) -> tuple[str, int | None]:
 def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ...]:
     given = dict(space.choices)
     result = []
+    for name, options in space.extras:
+        numbers = {_exit_layer(value, target) if isinstance(value, str) else value for value in options}
+        result.append(Dimension(name, tuple(sorted(numbers)), ordered=not any(isinstance(value, bool) for value in numbers)))
+    if not family(space.family).has_layers:
+        return tuple(result)
     for name in NUMERIC:
         values = sorted({_absolute(name, value, target) for value in given.get(name, ("target",))})
         result.append(Dimension(name, tuple(values), ordered=True))

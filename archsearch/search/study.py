@@ -198,6 +198,16 @@ def search(
     return SearchResult([score.with_rank(rank) for rank, score in enumerate(ranked, start=1)], rows)
 
 
+def merged(results: Sequence[SearchResult]) -> SearchResult:
+    """Searches of several spaces with one scorer as one: all scores ranked together, the trials one after the other."""
+    if len(results) == 1:
+        return results[0]
+    rows = [row for result in results for row in result.trials]
+    ranked = sorted((score for result in results for score in result.best), key=_order)
+    best = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
+    return SearchResult(best, [{**row, "number": number} for number, row in enumerate(rows)])
+
+
 def trial_row(number: int, candidate: Candidate, trial: FrozenTrial) -> dict[str, Any]:
     """A row of trials.csv: the trial, its shape, and the score's numbers (value and std apart)."""
     row: dict[str, Any] = {

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import Draft
 from archsearch.search.space import InvalidShape, SearchSpace, Value
 
 Origin = Literal["start", "neighbour", "random", "rest"]
@@ -37,7 +38,7 @@ class Candidate:
     """A shape to score: its choices (indices into the space's dimensions) and what brought it up."""
 
     indices: tuple[int, ...]
-    shape: Architecture
+    shape: Draft
     origin: Origin
 
 
@@ -48,7 +49,7 @@ class Walk:
         self.space, self.target = space, target
         self._choices = [len(dimension.choices) for dimension in space.dimensions(target)]
         self._random = random.Random(seed)
-        self._seen: set[Architecture] = set()
+        self._seen: set[Draft] = set()
         self._tried: set[tuple[int, ...]] = set()
         # Shapes whose neighbours were not given yet, best first. The count keeps equals in the order they came.
         self._open: list[tuple[Rank, int, tuple[int, ...]]] = []

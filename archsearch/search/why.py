@@ -45,8 +45,9 @@ class Rival:
 
 def rivals(scorer: Scorer, scores: Sequence[Score]) -> list[Rival]:
     """Of scores, best first: what the lead wins by against the best of another hidden size and of another number of layers."""
-    if not scores:
-        return []
+    if not scores or scores[0].drafter is not None:
+        return []  # its dimensions are no draft's; the best of each family is told instead
+    scores = [score for score in scores if score.drafter is None]
     lead, found = scores[0], []
     for dimension in ("hidden_size", "num_hidden_layers"):
         own = getattr(lead.architecture, dimension)

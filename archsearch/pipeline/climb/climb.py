@@ -178,7 +178,7 @@ class Climb:
                 "window": window,
             }
             for indices in space.neighbours(space.nearest(wanted, target), target):
-                found = space.build(indices, target)
+                found = space.shape(indices, target)
                 if isinstance(found, InvalidShape) or found in self.pool:
                     continue
                 if all(value <= 0 for value in self.scorer.constraints(found).values()):

@@ -31,6 +31,9 @@ def search_text(result: dict[str, Any]) -> str:
     ]
     lines += [f"WARNING: {text}." for text in result["warnings"]] + [""] * bool(result["warnings"])
     lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
+    lines += [f"Note: {text}." for text in result.get("left_out", [])]
+    if len(result.get("families", [])) > 1:
+        lines += [*family_lines(result), ""]
     if result.get("rungs"):
         lines += [*rung_lines(result), ""]
     why = [f"  {line}" for text in rival_lines(result) for line in wrap(text, 96)]
@@ -52,6 +55,19 @@ def next_lines(result: dict[str, Any]) -> list[str]:
         text = f"{what}: about {max(step['minutes'], 1):.0f} min. Expected: {after}{gain}.{needs}"
         lines += [*(f"  {line}" for line in wrap(text, 96)), f"    {step['command']}"]
     return ["", "What to measure next (most per minute first):", *lines] if lines else []
+
+
+def family_lines(result: dict[str, Any]) -> list[str]:
+    """The best of each family, and whether somebody has to train it."""
+    rows = [
+        (
+            item["family"], str(item["rank"]), f" {item['label']}", f"{item['parameters'] / 1e6:,.0f}M", str(item["gamma"]),
+            plus_minus(item["alpha"]), plus_minus(item["tau"]), plus_minus(item["speedup"]), "yes" if item["trains"] else "no",
+        )
+        for item in result["families"]
+    ]  # fmt: skip
+    header = ("family", "rank", " best", "parameters", "gamma", "alpha", "tau", "speed-up", "to train")
+    return ["The best of each family:", table(rows, header)]
 
 
 def rival_lines(result: dict[str, Any]) -> list[str]:

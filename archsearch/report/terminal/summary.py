@@ -29,7 +29,7 @@ def summary_text(run: Run) -> str:
         for item in found[:BEST_SHOWN]:
             score = item.score
             cells = (
-                str(item.rank), score.architecture.label(), millions(score.parameters), str(score.gamma),
+                str(item.rank), score.label(), millions(score.parameters), str(score.gamma),
                 f"{score.alpha.value:.2f}±{score.alpha.std:.2f}", f"{1e3 * score.draft_s.value:.2f}",
                 f"{score.speedup.value:.2f}x±{score.speedup.std:.2f}", _measured(item),
                 "=" if tied and item.group == found[0].group else "",

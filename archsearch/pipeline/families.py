@@ -1,0 +1,138 @@
+"""Which families of drafters a search looks at, each in its own space, and what is not done yet for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import RoundKind
+from archsearch.drafters.models import Independent
+from archsearch.drafters.registry import family
+from archsearch.engine_facts import EngineFacts
+from archsearch.errors import ArchsearchError
+from archsearch.models.targets import TargetRef
+from archsearch.search.objective import Score
+from archsearch.search.space import SearchSpace, load_space
+
+INDEPENDENT: Final = Independent.family
+OTHER_TRIALS: Final = 48
+"""Shapes of a family other than independent drafts: their spaces are smaller, and fewer of their dimensions matter."""
+
+
+@dataclass(frozen=True)
+class FamilySpaces:
+    """The space of each family of a search, in the order in which they are searched; `left_out`: those that have none for this
+    target, and why."""
+
+    spaces: tuple[SearchSpace, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(space.family for space in self.spaces)
+
+
+def named_families(asked: Sequence[str]) -> tuple[str, ...]:
+    """The families that a user named, by their own names; ArchsearchError for an unknown one."""
+    return tuple(dict.fromkeys(family(name).family for name in asked))
+
+
+def kind_of(families: Sequence[str]) -> RoundKind:
+    """The kind of drafter that an engine's version must run for such a search: of a draft model, where one is searched."""
+    kinds: list[RoundKind] = [family(name).rounds for name in families]
+    return "draft_model" if not kinds or "draft_model" in kinds else kinds[0]
+
+
+def choose_families(
+    asked: Sequence[str], facts: EngineFacts, version: str | None, target: TargetRef, *, trains: bool
+) -> tuple[str, ...]:
+    """The families of a search: those that were named, else all that the engine runs and the target can have, where nothing is
+    trained, and independent drafts where something is.
+
+    Raises ArchsearchError for one that the engine does not run, that the target cannot have, or that a search does not train.
+    """
+    if trains:
+        others = [name for name in asked if name != INDEPENDENT]
+        if others:
+            raise ArchsearchError(
+                f"a search trains and confirms independent drafts only for now, not {', '.join(others)}: leave out --family, or "
+                "rank only (--no-confirm)"
+            )
+        return (INDEPENDENT,)
+    for name in asked:
+        if why := facts.lacks(name, version):
+            raise ArchsearchError(why)
+        if why := family(name).lacking(target.architecture):
+            raise ArchsearchError(f"{target.name} cannot be served with {name}: {why}; leave out --family {name}")
+    if asked:
+        return tuple(asked)
+    served = facts.serves(version)
+    return tuple(name for name in served if not family(name).lacking(target.architecture))
+
+
+def family_spaces(
+    families: Sequence[str], facts: EngineFacts, target: Architecture, own: Mapping[str, SearchSpace], *, optional: bool
+) -> FamilySpaces:
+    """The space of each family: of `own` where it is there, else the shipped one, within what the engine runs.
+
+    `optional`: nobody named the families, so one without a valid shape for this target is left out and told of.
+    """
+    found: list[SearchSpace] = []
+    left: list[str] = []
+    for name in families:
+        space = own.get(name) or load_space(name)
+        layers, states = facts.head_limits.get(name, (None, None))
+        space = space.within(layers, states)
+        try:
+            space.check(target)
+        except ArchsearchError as error:
+            if not optional or name == INDEPENDENT:
+                raise
+            left.append(f"{name} is left out: {error}")
+            continue
+        found.append(space)
+    if not found:
+        raise ArchsearchError("; ".join(left))
+    return FamilySpaces(tuple(found), tuple(left))
+
+
+def trials_of(space: SearchSpace, asked: int) -> int:
+    """Shapes to score in a family's space."""
+    return asked if space.family == INDEPENDENT else min(asked, OTHER_TRIALS)
+
+
+def best_of_each(ranked: Sequence[Score]) -> list[Score]:
+    """The first score of each family, in the order of the ranking."""
+    first: dict[str, Score] = {}
+    for score in ranked:
+        first.setdefault(score.family, score)
+    return list(first.values())
+
+
+def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
+    """The best of each family as data, for --json and the terminal."""
+    return [
+        {
+            "family": score.family,
+            "rank": score.rank,
+            "label": score.proposer.label(),
+            "parameters": score.parameters,
+            "gamma": score.gamma,
+            "alpha": score.alpha.to_dict(),
+            "tau": score.tau.to_dict(),
+            "speedup": score.speedup.to_dict(),
+            "trains": score.proposer.trains,
+        }
+        for score in best_of_each(ranked)
+    ]
+
+
+def check_independent(score: Score, what: str) -> None:
+    """Raise ArchsearchError where a rank is of a family for which `what` is not done yet."""
+    if score.family != INDEPENDENT:
+        raise ArchsearchError(
+            f"rank {score.rank} is of the family {score.family} ({score.proposer.label()}): {what} is done for independent "
+            "drafts only for now (EAGLE-3 and Medusa heads are trained apart: docs/heads.md)"
+        )

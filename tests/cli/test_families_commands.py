@@ -1,0 +1,106 @@
+"""`search` over all families of drafters: which compete, what is written of each, what is not done yet in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from archsearch.models.named_drafters import resolve_drafter
+from archsearch.models.targets import resolve_target
+from archsearch.search.objective import Score
+from tests.cli.commands import call, last_json, refused
+
+ASKED = ("search", "--target", "llama-3.1-8b", "--gpu", "h100", "--trials", "40", "--top", "2")
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
+    run = tmp_path_factory.mktemp("families") / "run"
+    return last_json(call(*ASKED, "--run", str(run), "--json")), run
+
+
+def rank_of(result: dict, family: str) -> int:
+    return next(item["rank"] for item in result["families"] if item["family"] == family)
+
+
+def test_all_families_that_the_engine_runs_compete(searched: tuple[dict, Path]) -> None:
+    """vLLM's, less what the target cannot have (Llama has no MTP layer); the two best, and the best of each family."""
+    result, run = searched
+    families = {item["family"] for item in result["families"]}
+    assert families == {"independent", "eagle3", "eagle", "medusa", "ngram", "suffix", "peagle", "pard", "dflash"}
+    gains = [score["speedup"]["value"] for score in result["best"]]
+    assert gains == sorted(gains, reverse=True) and [score["rank"] for score in result["best"]] == list(range(1, len(gains) + 1))
+    assert sum(len(group) for group in result["indistinguishable"]) == len(gains)
+    for item in result["families"]:
+        folder = run / "best" / str(item["rank"])
+        score = Score.from_dict(json.loads((folder / "score.json").read_text()))
+        assert score.family == item["family"]
+        assert json.loads((folder / "speculative_config.json").read_text())["num_speculative_tokens"] == score.gamma
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "EAGLE-3 head:" in text and "n-gram lookup:" in text
+    assert "pard" in (run / "trials.csv").read_text(encoding="utf-8")
+
+
+def test_a_head_that_was_found_reads_back_from_its_config(searched: tuple[dict, Path]) -> None:
+    result, run = searched
+    target = resolve_target("llama-3.1-8b")
+    for family in ("eagle3", "dflash", "medusa"):
+        folder = run / "best" / str(rank_of(result, family))
+        score = Score.from_dict(json.loads((folder / "score.json").read_text()))
+        found = resolve_drafter(str(folder), target).drafter
+        assert found.family == family and found.parameters() == score.parameters
+    config = json.loads((run / "best" / str(rank_of(result, "eagle3")) / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 16, 29]
+
+
+def test_what_is_not_done_yet_for_a_family_is_one_line(searched: tuple[dict, Path], tmp_path: Path) -> None:
+    result, run = searched
+    ngram, medusa = str(rank_of(result, "ngram")), str(rank_of(result, "medusa"))
+    for arguments in (("train", str(run)), ("export", str(run), "--output", str(tmp_path / "out")), ("confirm", str(run))):
+        assert "is done for independent drafts only for now" in refused(*arguments, "--rank", ngram)
+    assert "it has no schedule for the family medusa" in refused("schedule", str(run), "--rank", medusa)
+    assert "does not run medusa" in refused("schedule", str(run), "--rank", medusa, "--engine", "sglang")
+
+
+def test_a_schedule_for_a_family_that_has_one(searched: tuple[dict, Path]) -> None:
+    result, run = searched
+    rank = rank_of(result, "ngram")
+    text = call("schedule", str(run), "--rank", str(rank), "--batch-size", "1", "--batch-size", "64").stdout
+    assert "n-gram lookup" in text
+    config = json.loads((run / "best" / str(rank) / "speculative_config.json").read_text())
+    assert config["method"] == "ngram" and "model" not in config and config["prompt_lookup_max"] == 5
+
+
+def test_families_that_are_named_compete_alone(tmp_path: Path) -> None:
+    asked = (*ASKED, "--run", str(tmp_path / "run"), "--family", "ngram", "--family", "eagle-1", "--json")
+    result = last_json(call(*asked))
+    assert {item["family"] for item in result["families"]} == {"ngram", "eagle"} and result["space"] == "ngram, eagle"
+    again = last_json(call(*asked))
+    assert [score["speedup"] for score in again["best"]] == [score["speedup"] for score in result["best"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--family", "egale"), "unknown family of drafters 'egale'"),
+        (("--family", "medusa", "--engine", "sglang"), "SGLang does not run medusa drafters; use vLLM"),
+        (("--family", "mtp"), "llama-3.1-8b cannot be served with mtp: its checkpoint (llama) holds no MTP layer"),
+        (("--family", "eagle3", "--confirm", "1"), "trains and confirms independent drafts only for now, not eagle3"),
+        (("--family", "peagle", "--engine-version", "0.15.0"), "not known to run peagle"),
+    ],
+)
+def test_families_that_cannot_be_are_one_line(arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("archsearch.pipeline.session.check_weights", lambda target: None)
+    monkeypatch.setattr("archsearch.pipeline.session.find_python", lambda name: None)
+    assert words in refused(*ASKED, "--run", str(tmp_path / "run"), *arguments)
+
+
+def test_a_space_of_a_family_searches_that_family(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text("family: medusa\ndrafter: {heads: [2, 3]}\n", encoding="utf-8")
+    result = last_json(call(*ASKED, "--run", str(tmp_path / "run"), "--space", str(tmp_path / "small.yaml"), "--json"))
+    assert [item["family"] for item in result["families"]] == ["medusa"]
+    (tmp_path / "wrong.yaml").write_text("family: medusa\ndrafter: {states: [2]}\n", encoding="utf-8")
+    line = refused(*ASKED, "--run", str(tmp_path / "other"), "--space", str(tmp_path / "wrong.yaml"))
+    assert "wrong.yaml: unknown choice of the family medusa: 'states'; allowed are heads" in line
