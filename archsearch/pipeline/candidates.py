@@ -28,6 +28,7 @@ from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, 
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.pipeline.text_verdict import text_verdict
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
@@ -96,8 +97,10 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     session.run.write_best(renewed, None, vllm_config(str(session.run.best_dir(rank)), renewed.gamma))
     copy_draft(draft.folder, session.run.best_dir(rank))
     set_gamma(session.run.best_dir(rank), renewed.gamma)
+    text = text_verdict(session, trainer, draft)
     write_report(session.run)
     return {
+        "text": text.to_dict(),
         "run": str(path),
         "rank": rank,
         "before": score.to_dict(),

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from archsearch.drafts.records import TrainedDraft
+from archsearch.drafts.trainer import DraftTrainer
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
@@ -15,6 +16,7 @@ from archsearch.pipeline.finalists import finalist_notes, train_finalists
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
 from archsearch.pipeline.session import SearchRequest, SearchSession
+from archsearch.pipeline.text_verdict import text_verdict
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
@@ -54,8 +56,19 @@ def finalist_search(session: SearchSession) -> dict[str, Any]:
     session.run.write_trials(result.trials)
     trained = train_finalists(session, trainer, result.best)
     ranked = write_ranked(session, trained, result.best)
+    text = text_result(session, trainer, ranked, trained)
     confirmed = [confirm_rank(session, rank, trainer=trainer) for rank in range(1, min(request.confirm, len(trained)) + 1)]
-    return outcome(session, result, ranked, confirmed) | {"notes": finalist_notes(session) if trained else []}
+    notes = finalist_notes(session) if trained else []
+    return outcome(session, result, ranked, confirmed) | {"notes": notes, "text": text}
+
+
+def text_result(
+    session: SearchSession, trainer: DraftTrainer, ranked: Sequence[Score], trained: Sequence[TrainedDraft]
+) -> dict[str, Any] | None:
+    """The verdict on the run's text by its best trained draft; None where none was trained."""
+    drafts = {draft.architecture: draft for draft in trained}
+    best = next((drafts[score.architecture] for score in ranked if score.architecture in drafts), None)
+    return None if best is None else text_verdict(session, trainer, best).to_dict()
 
 
 def write_ranked(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
@@ -166,6 +179,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     trained = ascent.climb()
     run.write_trials(climb.trial_rows(result.trials, state))
     ranked = write_ranked(session, trained, ascent.standings())
+    text = text_result(session, trainer, ranked, trained)
     begin = time.monotonic()
     confirmed = []
     for rank in range(1, min(request.confirm, len(trained)) + 1):
@@ -190,4 +204,5 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
         "steps": state.steps,
         "prompts": trainer.prompts.source,
         "measured": measured,
+        "text": text,
     }

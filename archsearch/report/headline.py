@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, engine_title
@@ -24,6 +24,7 @@ from archsearch.report.reading import Shown, complete_trials, target_shape
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.load import LoadRecord
 from archsearch.runs.run import Run
+from archsearch.runs.text_verdict import TextVerdict
 from archsearch.schedule import ranges_words
 from archsearch.search.space import SearchSpace
 from archsearch.speedup import MAX_GAMMA
@@ -99,6 +100,14 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     lines += _edge_lines(run, lead)
     independent = next((item.rank for item in found if item.score.drafter is None), None)
     return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0, independent), lead)
+
+
+def with_text(head: Headline, text: TextVerdict | None) -> Headline:
+    """The headline with what the run's text brought and what more of it would bring."""
+    if text is None:
+        return head
+    faults = [f"Text is at fault: {fault}." for fault in text.faults]
+    return replace(head, lines=[*head.lines, f"Text: {text.words()}", *faults])
 
 
 def _shape_words(gain: Estimate) -> str:

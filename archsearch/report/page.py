@@ -14,7 +14,7 @@ from archsearch import files
 from archsearch.errors import ArchsearchError
 from archsearch.progress import human_time
 from archsearch.report.confirmed import section_confirmed
-from archsearch.report.headline import Headline, headline
+from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.learning import section_learning
 from archsearch.report.load import section_load
 from archsearch.report.phrases import SOURCES, launches, millions
@@ -31,7 +31,7 @@ def write_html(run: Run) -> Path:
     """report.html: one page that needs no other file, no script and no network; the path."""
     reading = read_run(run)
     found = reading.candidates
-    head = headline(run, found)
+    head = with_text(headline(run, found), reading.text)
     parts = [_section_head(run, head), _section_problems(reading.problems)]
     if found:
         parts.append(_section_best(found))

@@ -17,6 +17,7 @@ from archsearch.runs.fields import as_estimate, read_or_tell
 from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import RUNGS_FILE, Run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, planned_schedule
+from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextVerdict
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, grouped, speedup_gap_std
 
@@ -67,12 +68,13 @@ class Shown(Candidate):
 @dataclass(frozen=True)
 class Reading:
     """A run folder as the report sees it. `finalists`: training records of finalists/; `climb`: rungs.json, {} without one;
-    `problems`: one line for each file that is there and cannot be read."""
+    `problems`: one line for each file that is there and cannot be read; `text`: the verdict on its text, None without one."""
 
     candidates: list[Shown]
     finalists: list[TrainingRecord]
     climb: dict[str, Any]
     problems: list[str]
+    text: TextVerdict | None = None
 
 
 def read_run(run: Run) -> Reading:
@@ -87,6 +89,7 @@ def read_run(run: Run) -> Reading:
         finalists=[record for record in finalists if record is not None],
         climb=read_or_tell(run.path / RUNGS_FILE, "state of the climb", _climb, problems) or {},
         problems=problems,
+        text=read_or_tell(run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict.from_dict, problems),
     )
 
 

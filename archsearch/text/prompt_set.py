@@ -88,15 +88,23 @@ def load_prompt_set(prompts: Path | None, heldout: Path | None, least: int = LEA
     everything = read_prompts(prompts)
     if heldout is not None:
         return PromptSet(everything, read_prompts(heldout), f"{prompts}, held out: {heldout}")
+    written = len(everything)
+    # A prompt that stands in the file twice would be trained on and measured on.
+    everything = list({prompt.messages: prompt for prompt in reversed(everything)}.values())[::-1]
     step = max(2, round(1 / HELDOUT_SHARE))
     if least:
         step = min(step, max(round(1 / MOST_HELDOUT_SHARE), len(everything) // least))
     elif len(everything) < 2 * step:
         step = 4
     if len(everything) < 8:
-        raise ArchsearchError(f"{prompts} has {len(everything)} prompts; give at least 8, or a second file with --heldout")
+        count = f"{written} prompts, {len(everything)} of them distinct" if len(everything) < written else f"{written} prompts"
+        raise ArchsearchError(
+            f"{prompts} has {count}: a draft would learn their answers by heart and be measured on nothing else; give at least "
+            "8, or a second file with --heldout"
+        )
     kept = [prompt for number, prompt in enumerate(everything) if number % step]
-    return PromptSet(kept, everything[::step], f"{prompts}, every {step}th prompt held out")
+    repeated = f", {written - len(everything)} repeated prompts left out" if len(everything) < written else ""
+    return PromptSet(kept, everything[::step], f"{prompts}, every {step}th prompt held out{repeated}")
 
 
 def spread_prompts(prompts: Sequence[T], count: int) -> list[T]:

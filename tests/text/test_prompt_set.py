@@ -63,3 +63,17 @@ def test_small_files_keep_more_apart_and_never_more_than_a_quarter(tmp_path: Pat
     path.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(count)))
     found = load_prompt_set(path, None, least)
     assert len(found.heldout) == held and len(found.train) == count - held
+
+
+def test_a_prompt_that_stands_twice_in_a_file_is_taken_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"prompt number {n % 30}"}) + "\n" for n in range(90)))
+    found = load_prompt_set(path, None)
+    found.check_apart()
+    assert len(found.train) + len(found.heldout) == 30 and "60 repeated prompts left out" in found.source
+    path.write_text(json.dumps({"prompt": "all the same"}) + "\n")
+    with pytest.raises(ArchsearchError, match="has 1 prompts: a draft would learn their answers by heart.*at least 8"):
+        load_prompt_set(path, None)
+    path.write_text((json.dumps({"prompt": "all the same"}) + "\n") * 50)
+    with pytest.raises(ArchsearchError, match="has 50 prompts, 1 of them distinct: "):
+        load_prompt_set(path, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
-from archsearch.report.headline import headline
+from archsearch.report.headline import headline, with_text
 from archsearch.report.learning import learning_lines
 from archsearch.report.phrases import millions, shell_path
 from archsearch.report.reading import Shown, read_run
@@ -18,7 +18,7 @@ def summary_text(run: Run) -> str:
     """The headline, a table of the best and what to do next, for a terminal of 100 columns."""
     reading = read_run(run)
     found = reading.candidates
-    head = headline(run, found)
+    head = with_text(headline(run, found), reading.text)
     lines = [head.title, *(f"  {line}" for text in head.lines for line in wrap(text, 96))]
     lines += [f"  {line}" for problem in reading.problems for line in wrap(f"WARNING: {problem}", 96)]
     lines.append("")

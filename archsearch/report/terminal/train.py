@@ -21,6 +21,7 @@ def train_text(result: dict[str, Any], run: Path, rank: int) -> str:
             f"Trained {human_time(training['seconds'])} in all, {training['tokens']:,} tokens at "
             f"{training['tokens_per_s']:,.0f} tokens/s.",
             f"Modeled speed-up {plus_minus(before['speedup'])} -> {plus_minus(after['speedup'])} at gamma {after['gamma']}.",
+            *([f"Text: {result['text']['words']}"] if result.get("text") else []),
             "",
             f"Next: archsearch confirm {run} --rank {rank}",
         ]
