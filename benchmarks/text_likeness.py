@@ -1,26 +1,37 @@
-"""How far may what was measured on one text speak for another? Alpha of one shape on many kinds of text, and how alike they are.
+"""How far may what was measured on one text speak for another? Alpha of one shape on kinds of text, and how alike they are.
 
-    python benchmarks/text_likeness.py measure --target smollm2-135m --work runs/likeness KIND.jsonl ...
-    python benchmarks/text_likeness.py fit --work runs/likeness --json FILE
+    python benchmarks/text_likeness.py measure KIND.jsonl ... --target smollm2-135m --work runs/likeness
+    python benchmarks/text_likeness.py likeness KIND.jsonl ... --work runs/likeness
+    python benchmarks/text_likeness.py fit --work runs/likeness
 
 `measure`: of every prompt file the target writes answers, every fourth prompt held out; one shape is trained on the others, to
-the same tokens from the same number of distinct ones, and its alpha on the held-out answers is a row. Every file resumes. `fit`:
-what two texts' likeness (`archsearch.text.likeness`) says of the difference of their logit(alpha): the text effect's std, and
-the power of the likeness that is its correlation, by marginal likelihood.
+the same tokens from the same number of distinct ones, and its alpha on the held-out answers is a row of rows.json. Every file
+resumes. `likeness`: of every pair of files by `archsearch.text.likeness`, likeness.json. `fit`: what a pair's likeness says of
+the difference of the two logits of alpha: the std of a text's own effect, and the power of the likeness that is its correlation,
+by marginal likelihood (mean open). Run it with one thread where the machine is shared.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 from pathlib import Path
 
+import numpy as np
+
 from archsearch.architecture.architecture import Architecture
+from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
+from archsearch.speedup import logit, logit_std
 
 ANSWER_TOKENS = 96
 DISTINCT_TOKENS = 8_000
 TRAINED_TOKENS = 64_000
 HELDOUT_EVERY = 4
+SEED_STD = 0.08  # two runs of one sketch differed by this much
+STDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.2)
+POWERS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 def shape(target: Architecture) -> Architecture:
@@ -30,7 +41,7 @@ def shape(target: Architecture) -> Architecture:
 
 def measure(target: str, files: list[Path], work: Path, dtype: str) -> None:
     """One row a file in WORK/rows.json."""
-    from archsearch.acceptance.measured import agreement_trace
+    from archsearch.acceptance.measured import agreement_trace, alpha
     from archsearch.drafts.trainer import DraftTrainer
     from archsearch.models.drafts import load_draft
     from archsearch.models.targets import resolve_target
@@ -59,8 +70,6 @@ def measure(target: str, files: list[Path], work: Path, dtype: str) -> None:
         trained = trainer.train(arch, 900.0, tokens=TRAINED_TOKENS)
         draft = load_draft(trained.folder)
         trace = agreement_trace(draft, trainer.texts.heldout())
-        from archsearch.acceptance.measured import alpha
-
         found = alpha(trace)
         curve = read_json(trained.folder / "training.json", "record")
         rows[file.stem] = {
@@ -71,17 +80,56 @@ def measure(target: str, files: list[Path], work: Path, dtype: str) -> None:
         print(file.stem, count, trained.tokens, f"{found.value:.3f} ± {found.std:.3f}", flush=True)
 
 
+def likenesses(files: list[Path], work: Path) -> None:
+    """likeness.json: kind -> kind -> likeness."""
+    from archsearch.text.likeness import likeness, sketch_of
+    from archsearch.text.prompts import read_prompts
+
+    sketches = {file.stem: sketch_of(read_prompts(file)) for file in files}
+    found = {a: {b: round(likeness(sketches[a], sketches[b]), 3) for b in sketches} for a in sketches}
+    write_json(work / "likeness.json", found)
+    for name, row in found.items():
+        print(f"{name:14}", " ".join(f"{value:5.2f}" for value in row.values()))
+
+
+def fit(work: Path) -> None:
+    """The std of a text's effect and the power of its correlation, on a grid."""
+    rows, alike = read_json(work / "rows.json", "rows"), read_json(work / "likeness.json", "likeness")
+    names = [name for name in rows if name in alike]
+    alphas = [Estimate.from_dict(rows[name]["alpha"]) for name in names]
+    levels = np.array([logit(alpha.value) for alpha in alphas])
+    noise = np.array([math.hypot(logit_std(alpha), SEED_STD) for alpha in alphas])
+    pairs = np.array([[alike[a][b] for b in names] for a in names])
+    pairs = np.minimum((pairs + pairs.T) / 2, 1.0)
+
+    def likelihood(std: float, power: float) -> float:
+        correlation = np.where(np.eye(len(names)) > 0, 1.0, pairs**power)
+        covariance = std**2 * correlation + np.diag(noise**2) + 4.0  # the mean: std 2
+        return float(-0.5 * (levels @ np.linalg.solve(covariance, levels) + np.linalg.slogdet(covariance)[1]))
+
+    for name, level, error in zip(names, levels, noise, strict=True):
+        print(f"{name:14} logit(alpha) {level:+.2f} +- {error:.2f}")
+    for a, b in itertools.combinations(range(len(names)), 2):
+        print(f"{names[a]:12} {names[b]:12} likeness {pairs[a, b]:.2f}  apart by {abs(levels[a] - levels[b]):.2f}")
+    print("log likelihood by std (down) and power (across)", *POWERS)
+    for std in STDS:
+        print(f"{std:.1f}", " ".join(f"{likelihood(std, power):7.2f}" for power in POWERS))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "fit"])
+    parser.add_argument("what", choices=["measure", "likeness", "fit"])
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if asked.what == "measure":
         measure(asked.target, asked.files, asked.work, asked.dtype)
+    elif asked.what == "likeness":
+        likenesses(asked.files, asked.work)
+    else:
+        fit(asked.work)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ INDEPENDENT_DRIFT: Final = Term(0.0, 0.05)
 
 # Std of logit(alpha) over kinds of prompts, one shape distilled on each (benchmarks/text_likeness.py). The table's data sets,
 # whose drafts are larger and saw much of everything, spread by half as much.
-NARROW_TEXT_STD: Final = 0.80
+NARROW_TEXT_STD: Final = 0.65
 # The correlation of two texts' effects is their likeness to this power (benchmarks/text_likeness.py).
 LIKENESS_POWER: Final = 1.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import yaml
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import identify_cpu
 from archsearch.runs.confirmed import CONFIRMED_FIELDS
-from archsearch.speedup import logit_std
+from archsearch.speedup import logit, logit_std
 from tests.cli.commands import CONFIRM, SEARCH, call, files_in, last_json, refused
 from tests.doubles.world import make_prompts
 
@@ -96,15 +97,25 @@ def test_a_killed_search_continues(world: Path) -> None:
 
 
 def test_what_was_measured_for_a_target_shifts_the_next_search(with_run: Path) -> None:
-    """What was measured on the user's prompts (`narrow`) speaks for that domain first of all."""
-    learnt = last_json(call(*SEARCH, "--domain", "narrow", "--run", "runs/b", "--json"))
-    assert learnt["prior"].startswith("1 drafts measured for this target before")
+    """On the same prompts wholly; who asks without prompts asks about other text, which it hardly speaks for."""
+    same = (*SEARCH, "--prompts", "prompts.jsonl", "--json")
+    learnt = last_json(call(*same, "--run", "runs/b"))
+    assert learnt["prior"].startswith("earlier runs: 1 draft of run a on the same prompts moved alpha of a 2-layer draft from 0.")
+    (text,) = learnt["earlier"]["texts"]
+    assert text["match"] == "same" and text["likeness"] == 1.0 and text["runs"] == ["a"]
     assert {entry["alpha"]["source"] for entry in learnt["best"]} == {"modelled"}
+    other = last_json(call(*SEARCH, "--domain", "narrow", "--run", "runs/other", "--json"))
+    assert other["earlier"]["texts"][0]["match"] == "unknown"
+    moved, little = (
+        abs(logit(told["alpha_after"]["value"]) - logit(told["alpha_before"]["value"]))
+        for told in (learnt["earlier"], other["earlier"])
+    )
+    assert little < 0.6 * moved
     shutil.rmtree(with_run / "runs" / "a")  # what it began with is kept: continued, it scores as before
-    again = last_json(call(*SEARCH, "--domain", "narrow", "--run", "runs/b", "--json"))
-    assert again["best"] == learnt["best"] and again["prior"] == learnt["prior"]
-    fresh = last_json(call(*SEARCH, "--domain", "narrow", "--run", "runs/c", "--json"))
-    assert fresh["prior"] == "nothing was measured for this target before"
+    again = last_json(call(*same, "--run", "runs/b"))
+    assert again["best"] == learnt["best"] and again["prior"] == learnt["prior"] and again["earlier"] == learnt["earlier"]
+    fresh = last_json(call(*same, "--run", "runs/c"))
+    assert fresh["prior"] == "nothing was measured for this target before" and fresh["earlier"] is None
     # in logit: the best of the two searches differ in alpha, and near 1/2 a std of alpha looks wider
     before, after = (logit_std(Estimate.from_dict(result["best"][0]["alpha"])) for result in (fresh, learnt))
     # and slopes far from every published target are less sure than they were, so that other shapes gain less
@@ -123,7 +134,10 @@ def test_search_confirm_end_to_end(confirmed: Path) -> None:
     score = result["best"][0]
     assert score["alpha"]["source"] == "measured" and result["best"][1]["alpha"]["source"] == "prior"
     assert {"model.safetensors", "trace.npz", "training.json", "tokenizer.json"} <= files_in(run / "best" / "1")
-    assert "confirmed" in (run / "report.html").read_text().lower()
+    page = (run / "report.html").read_text()
+    assert "confirmed" in page.lower() and "<h2>Learning curve</h2>" in page
+    assert result["text"]["words"] in " ".join(html.unescape(page).split()) and result["text"]["now"]["prompts"] > 0
+    assert json.loads((run / "text_sketch.json").read_text())["prompts"] == 48
 
 
 def test_search_confirm_again_uses_what_is_there(with_run: Path) -> None:
