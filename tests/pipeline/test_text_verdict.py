@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft
 from archsearch.estimate import Estimate
+from archsearch.files import read_json, write_json
 from archsearch.hardware.device import devices
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.pipeline.text_verdict import foretold, narrowest, rounded, speedup_at
+from archsearch.pipeline.search import text_result
+from archsearch.pipeline.text_verdict import foretold, narrowest, rounded, speedup_at, text_verdict
 from archsearch.report.headline import Headline, with_text
 from archsearch.runs.candidate import TrainingRecord
-from archsearch.runs.text_verdict import TextStand, TextVerdict
-from archsearch.search.objective import Scorer
+from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextStand, TextVerdict
+from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, sigmoid, tau_estimate
+from archsearch.text.cache import CachedSequence
+from archsearch.text.prompt_set import PromptSet
+from archsearch.text.prompts import Prompt
 from archsearch.training.curves import effective_tokens
 from archsearch.workload import Workload
 
@@ -114,3 +122,28 @@ def test_a_category_that_would_be_worth_a_draft_of_its_own() -> None:
 @pytest.mark.parametrize(("count", "said"), [(3170, 3000), (3600, 4000), (80, 80), (960, 1000), (1, 1)])
 def test_round_numbers(count: int, said: int) -> None:
     assert rounded(count) == said
+
+
+def test_the_verdict_is_kept_with_the_run_and_names_what_is_wrong(scorer: Scorer, tmp_path: Path) -> None:
+    prompts = [Prompt((("user", f"prompt {n}"),)) for n in range(20)]
+    circles = torch.tensor([1, 2, *([5, 6, 7] * 20)])
+    answers = [CachedSequence(circles, 2, torch.zeros(60, 4), circles[2:], "", "")] * 12
+    texts = SimpleNamespace(training=lambda: SimpleNamespace(sequences=answers))
+    trainer = SimpleNamespace(texts=texts, prompts=PromptSet(prompts[:15], prompts[15:], "made up"))
+    session = SimpleNamespace(scorer=scorer, run=SimpleNamespace(path=tmp_path))
+    trained = replace(draft(), folder=tmp_path)
+    write_json(tmp_path / "training.json", record().to_dict())
+    verdict = text_verdict(session, trainer, trained)
+    assert (verdict.now.prompts, verdict.asked, verdict.now.distinct_tokens) == (12, 15, 24_000)
+    assert "from 12 of 15 prompts" in verdict.words() and verdict.more is not None and verdict.more.prompts == 100
+    few, repeats = verdict.faults
+    assert few.startswith("only 20 prompts") and repeats.startswith("the target repeats itself in 12 of 12")
+    kept = TextVerdict.from_dict(read_json(tmp_path / TEXT_VERDICT_FILE, "verdict"))
+    assert kept == verdict
+    result = text_result(session, trainer, [verdict_score(scorer)], [trained])
+    assert result is not None and result["words"] == verdict.words()
+    assert text_result(session, trainer, [verdict_score(scorer)], []) is None
+
+
+def verdict_score(scorer: Scorer) -> Score:
+    return scorer.measured(DRAFT, draft().alpha, draft().tau)
