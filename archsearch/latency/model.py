@@ -52,7 +52,7 @@ from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.latency.round_fit import RoundFit
-from archsearch.latency.rounds import LatencyOfRounds, plain_step
+from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step
 from archsearch.latency.transfer import kernels_of
 from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
@@ -110,6 +110,7 @@ class LatencyModel(LatencyOfRounds):
         whole = len(profile.select("forward", dtype, mode))
         if whole < MIN_ROWS["forward"] and composable(profile, dtype):
             self.composed_ = ComposedPass(profile, dtype, mode, carried_to)
+            self.target_correlation = PACE_CORRELATION
         else:
             self.ops = OpModel(profile, dtype, mode)
             self._fit()

@@ -20,7 +20,7 @@ from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.composed import constants, sync_waits
 from archsearch.latency.datasheet import datasheet_s
-from archsearch.latency.rounds import LatencyOfRounds, plain_step
+from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step
 from archsearch.workload import Workload
 
 RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}
@@ -31,6 +31,7 @@ class RooflineLatency(LatencyOfRounds):
 
     engines: tuple[str, ...] = ()
     largest_batch: int | None = None
+    target_correlation = PACE_CORRELATION
 
     def __init__(
         self, device: Device, dtype: str, mode: str, engine: str | None = None, rounds: EngineRounds | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft, Drafter
@@ -24,6 +24,14 @@ from archsearch.estimate import Estimate, weakest_source
 from archsearch.workload import Workload
 
 Bound = Literal["gpu", "host"]
+
+# Correlation of the relative errors of a target's pass over 1 token and over several, where passes are put together from kernels
+# or a datasheet: a device that is slower than thought is slower in both. Steps of three targets carried from one GPU to another
+# of its generation: 0.88 (18 pairs, batch 1 to 32); from datasheets: 0.90 (54 pairs), both about an error of zero
+# (benchmarks/results/2026-11-22-engines-gpu/transfer.json). Published plain steps and whole rounds of 11 machines and targets at
+# batch 1: 0.74. Where passes were fitted to whole passes of the device, what is left is each pass's own (10 shapes of a CPU,
+# leave one out: -0.4): none.
+PACE_CORRELATION: Final = 0.88
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,7 @@ class LatencyOfRounds:
 
     engine: str | None = None
     rounds: EngineRounds | None = None
+    target_correlation: float = 0.0
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine adds to a round, where nothing of its host is told apart."""

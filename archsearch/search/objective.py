@@ -32,6 +32,8 @@ class Latency(Protocol):
 
     engine: str | None
     rounds: EngineRounds | None
+    target_correlation: float
+    """Correlation of the relative errors of `decode_s` and `verify_s`."""
 
     @property
     def largest_batch(self) -> int | None:
@@ -172,15 +174,17 @@ class Scorer:
         domain: str = "chat",
         coverage: VocabularyCoverage | None = None,
         limits: Limits | None = None,
-        target_correlation: float = 0.0,
+        target_correlation: float | None = None,
     ) -> None:
-        """`gammas`: the ones to choose from (default 1..max_gamma); `target_correlation`: see `speedup.speedup_estimate`."""
+        """`gammas`: the ones to choose from (default 1..max_gamma); `target_correlation`: see `speedup.speedup_estimate`
+        (default: the latency model's)."""
         self.gammas = tuple(gammas) if gammas is not None else tuple(range(1, max_gamma + 1))
         if not self.gammas or min(self.gammas) < 1:
             raise ArchsearchError(f"gamma must be at least 1, got {list(self.gammas)}")
         self.target, self.workload, self.latency, self.acceptance = target, workload, latency, acceptance
         self.limits = limits or Limits()
-        self.target_correlation = target_correlation
+        self._asked_correlation = target_correlation
+        self.target_correlation = latency.target_correlation if target_correlation is None else target_correlation
         self.known_families: Mapping[str, FamilyAcceptance] = {}
         self.context = AcceptanceContext(target, workload.temperature, workload.context_len, domain, coverage)
         self.decode_s = latency.decode_s(target, workload)
@@ -258,8 +262,13 @@ class Scorer:
     def _changed(self, workload: Workload, coverage: VocabularyCoverage | None, latency: Latency | None = None) -> Scorer:
         changed = Scorer(
             self.target, workload, latency or self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain,
-            coverage=coverage, limits=self.limits, target_correlation=self.target_correlation,
+            coverage=coverage, limits=self.limits, target_correlation=self._asked_correlation,
         )  # fmt: skip
+        # What is asked of acceptance may reach beyond the cache that is priced: to the end of the answers.
+        beyond = self.context.context_len - self.workload.context_len
+        changed.context = replace(
+            self.context, temperature=workload.temperature, context_len=workload.context_len + beyond, coverage=coverage
+        )
         changed.known_families = self.known_families
         return changed
 
@@ -352,7 +361,7 @@ def score(
     gammas: Sequence[int] | None = None,
     domain: str = "chat",
     coverage: VocabularyCoverage | None = None,
-    target_correlation: float = 0.0,
+    target_correlation: float | None = None,
 ) -> Score:
     """The score of one draft at its best gamma. For many drafts of one target make a `Scorer` once."""
     scorer = Scorer(
