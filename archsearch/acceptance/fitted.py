@@ -37,11 +37,15 @@ class PublishedFit:
 def load_fit(path: Path = FIT_FILE) -> PublishedFit:
     """The stored outcome of `published.fit_all`. Fast: no table is read."""
     data = read_json(path, "fit of the published measurements")
-    if tuple(data["coefficients"]) != COEFFICIENTS:
-        raise ArchsearchError(f"{path} was made by another version; run: python -m archsearch.acceptance.published")
+    other = ArchsearchError(f"{path} was made by another version; run: python -m archsearch.acceptance.published")
     size = len(COEFFICIENTS)
-    upper = np.zeros((size, size))
-    upper[np.triu_indices(size)] = data["covariance_upper"]
-    covariance = upper + np.triu(upper, 1).T
-    drift = {name: Term(*value) for name, value in data["drift"].items()}
-    return PublishedFit(np.array(data["mean"]), covariance, data["rows"], data["spread"], drift, data["inputs"])
+    try:
+        if tuple(data["coefficients"]) != COEFFICIENTS or len(data["covariance_upper"]) != size * (size + 1) // 2:
+            raise other
+        upper = np.zeros((size, size))
+        upper[np.triu_indices(size)] = data["covariance_upper"]
+        covariance = upper + np.triu(upper, 1).T
+        drift = {name: Term(*value) for name, value in data["drift"].items()}
+        return PublishedFit(np.array(data["mean"]), covariance, data["rows"], data["spread"], drift, data["inputs"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise other from error

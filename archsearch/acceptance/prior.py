@@ -244,10 +244,14 @@ class PriorAcceptance:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`, also of what version 0.1.0 wrote. Raises ArchsearchError for what is neither."""
         prior = cls()
-        mean, covariance = np.array(data["coefficients"]), np.array(data["covariance"])
-        names = tuple(data.get("names", OLD_COEFFICIENTS))
+        other = ArchsearchError("this run's acceptance prior was written by another version of archsearch; use another --run")
+        try:
+            mean, covariance = np.array(data["coefficients"], float), np.array(data["covariance"], float)
+            names, observations = tuple(data.get("names", OLD_COEFFICIENTS)), int(data["observations"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise other from error
         if mean.shape != (len(names),) or covariance.shape != (len(names), len(names)) or not set(names) <= set(COEFFICIENTS):
-            raise ArchsearchError("this run's acceptance prior was written by another version of archsearch; use another --run")
+            raise other
         chosen = [_INDEX[name] for name in names]
         prior.coefficients_[chosen] = mean
         prior.covariance_[chosen] = prior.covariance_[:, chosen] = 0.0
@@ -261,7 +265,7 @@ class PriorAcceptance:
             lot = _INDEX["lot target"]
             prior.coefficients_[lot] = prior.covariance_[lot] = prior.covariance_[:, lot] = 0.0
         prior.made_ = tuple(data["made"]) if data.get("made") else None
-        prior.observations_, prior._kept = int(data["observations"]), True
+        prior.observations_, prior._kept = observations, True
         prior.source_ = "modelled" if prior.observations_ else "prior"
         return prior
 

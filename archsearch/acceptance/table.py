@@ -68,6 +68,18 @@ def _whole(text: str) -> int | None:
     return round(float(text)) if text else None
 
 
+def _wrong(row: Published) -> str:
+    """What no row may say; "" for a good one."""
+    if not 0.0 < row.alpha < 1.0:
+        return f"alpha {row.alpha:g} lies outside 0 to 1"
+    for name, value, known in (("family", row.family, DRAFTERS), ("training", row.training, TRAININGS)):
+        if value not in known:
+            return f"{name} {value!r} is none of {', '.join(known)}"
+    if row.level and row.domain not in DOMAINS:
+        return f"domain {row.domain!r} is none of {', '.join(DOMAINS)}"
+    return ""
+
+
 @cache
 def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
     """The rows of the table. Raises ArchsearchError naming the line that is broken."""
@@ -83,18 +95,18 @@ def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
     with path.open(encoding="utf-8", newline="") as handle:
         lines = [line for line in handle if not line.startswith("#")]
     for row in csv.DictReader(lines):
+        wrong = ""
         try:
             item = Published(**{name: convert.get(name, str)(row[name]) for name in names})
-            good = (
-                0.0 < item.alpha < 1.0
-                and item.family in DRAFTERS
-                and item.training in TRAININGS
-                and (not item.level or item.domain in DOMAINS)
+            wrong = _wrong(item)
+        except KeyError as error:
+            wrong = f"{error} is no value of a column, or none of the columns"
+        except (TypeError, ValueError) as error:
+            wrong = str(error)
+        if wrong:
+            raise ArchsearchError(
+                f"{path}: row {row.get('id')!r} is broken: {wrong}; columns are explained at the head of the file"
             )
-        except (KeyError, TypeError, ValueError):
-            good = False
-        if not good:
-            raise ArchsearchError(f"{path}: row {row.get('id')!r} is broken; columns are explained at the head of the file")
         rows.append(item)
     return tuple(rows)
 

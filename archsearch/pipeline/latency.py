@@ -279,7 +279,7 @@ def acceptance_for(
         return GivenAcceptance(float(choice)), "given"
     if state is not None and state.exists():
         data = read_json(state, "prior of the run")
-        return PriorAcceptance.from_dict(data), str(data["words"])
+        return PriorAcceptance.from_dict(data), str(data.get("words", "as this run began"))
     asked = asked or AskedText()
     known = all_known(target, asked=asked, exclude=state.parent if state is not None else None)
     estimator, words = CHOICES[choice].make(), NOTHING_KNOWN
