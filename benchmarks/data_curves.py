@@ -30,7 +30,7 @@ import numpy as np
 from archsearch.architecture.architecture import Architecture
 from archsearch.files import read_json, write_json
 from archsearch.speedup import clamped, logit
-from archsearch.training.curves import MEASURED, AlphaPoint, effective_tokens, extrapolate, fit_prior
+from archsearch.training.curves import NEUTRAL, AlphaPoint, effective_tokens, extrapolate, fit_prior
 
 HEAD_ROWS = 2048
 FIRST_MARK = 8_000
@@ -180,11 +180,16 @@ def points_of(row: dict[str, Any], until: float = math.inf) -> list[AlphaPoint]:
 def foretold(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """alpha of the best look, from the curve's first tokens and the curves of other kinds of text."""
     others = [points_of(other) for other in rows if other["kind"] != row["kind"]]
-    prior = fit_prior(others) if others else MEASURED
+    prior = fit_prior(others, NEUTRAL)
     end = row["looks"][-1]["tokens"]
     said = extrapolate(points_of(row, FORETOLD_FROM), end, prior, annealed=False, epoch_tokens=row["epoch_tokens"])
     came = best_look(row)["alpha"]
     return {"name": row["name"], "foretold": said.value, "std": said.std, "came": came, "stds": (came - said.value) / said.std}
+
+
+def until(row: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """The same curve, cut."""
+    return row | {"looks": [look for look in row["looks"] if look["tokens"] <= 1.02 * tokens]}
 
 
 def paired(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
@@ -243,12 +248,12 @@ def report(arguments: argparse.Namespace) -> None:
     } | {"all": fit_repeats(base)}
     errors, fit = residuals(base, repeats["all"])
     told = [foretold(row, base) for row in base]
-    bases = {(row["kind"], row["layers"], row["distinct_tokens"], row["seed"], row["tokens"]): row for row in base}
+    bases = {(row["kind"], row["layers"], row["distinct_tokens"], row["seed"]): row for row in base}
     settings_found = []
     for row in rows:
-        key = (row["kind"], row["layers"], row["distinct_tokens"], row["seed"], row["tokens"])
-        if row["setting"] != "base" and key in bases:
-            settings_found.append(paired(row, bases[key]))
+        like = bases.get((row["kind"], row["layers"], row["distinct_tokens"], row["seed"]))
+        if row["setting"] != "base" and like is not None:
+            settings_found.append(paired(row, until(like, row["looks"][-1]["tokens"])))
     data = {
         "repeats": repeats, "slope": float(fit[0]), "bend": float(fit[1]), "rms": float(np.sqrt(np.mean(errors**2))),
         "best_looks": [{"name": row["name"], "distinct_tokens": row["distinct_tokens"], "epoch_tokens": row["epoch_tokens"],
