@@ -30,8 +30,8 @@ SourceName = Literal["answers", "invented", "longer", "sampled"]
 
 # What a written token of a source is worth, in tokens of greedy answers to the user's own prompts; tried in this order.
 # Measured: sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/2026-11-22-supply). Believed, until measured: longer and
-# invented, which are greedy as the user decodes, later in an answer and on other prompts. Invented ones come last: in a minute of one
-# busy thread SmolLM2-135M was asked for 92 in the style of mixed prompts, and one was usable (91 had not been ended).
+# invented, which are greedy as the user decodes, later in an answer and on other prompts. Invented ones come last: in a minute of
+# one busy thread SmolLM2-135M was asked for 92 in the style of mixed prompts, and one was usable (91 had not been ended).
 WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "longer": 0.4, "sampled": 0.15, "invented": 0.15}
 SAMPLED_TEMPERATURE: Final = 0.7  # near what the target writes greedily, yet not the same again
 SAMPLED_ROUNDS: Final = 4  # answers to one prompt beside the greedy one
