@@ -110,7 +110,8 @@ def test_what_was_measured_for_a_target_shifts_the_next_search(with_run: Path) -
         abs(logit(told["alpha_after"]["value"]) - logit(told["alpha_before"]["value"]))
         for told in (learnt["earlier"], other["earlier"])
     )
-    assert little < 0.6 * moved
+    # A made-up target like no published one: most of what its draft says is about the target, on any text.
+    assert little < 0.8 * moved
     shutil.rmtree(with_run / "runs" / "a")  # what it began with is kept: continued, it scores as before
     again = last_json(call(*same, "--run", "runs/b"))
     assert again["best"] == learnt["best"] and again["prior"] == learnt["prior"] and again["earlier"] == learnt["earlier"]
@@ -128,7 +129,8 @@ def test_search_confirm_end_to_end(confirmed: Path) -> None:
     data = json.loads((run / "best" / "1" / "confirmed.json").read_text())
     assert set(CONFIRMED_FIELDS) <= set(data) and data == result["confirmed"][0]
     assert data["identical_output"]["prompts"] == data["prompts"] == data["identical_output"]["identical"]
-    assert data["identical_output_float32"]["identical"] == data["identical_output_float32"]["prompts"] == 3
+    # Of 48 prompts 12 are held out since small files keep more apart; four of them are compared in float32.
+    assert data["identical_output_float32"]["identical"] == data["identical_output_float32"]["prompts"] == 4
     assert 0 <= data["alpha"]["value"] <= 1 <= data["tau"]["value"] <= data["gamma"] + 1
     assert data["relative_error"] == pytest.approx(data["predicted_speedup"] / data["speedup"]["value"] - 1)
     score = result["best"][0]
