@@ -249,16 +249,18 @@ def _synthetic(session: SearchSession, belief: Belief) -> Iterator[_Option]:
         lambda row: row.synthesises and (row.dummy_weights or bool(target.folder or target.weights or target.hub_id))
     )
     asked = request.engine if request.engine in able else next((name for name in reversed(able)), None)
-    if asked is None or belief.scores[0].speedup.value <= 1.0:
+    # Rounds at a given acceptance are run for drafts that are models of their own, of a rank that the run folder keeps.
+    index = next((i for i, score in enumerate(belief.scores) if score.drafter is None and (score.rank or 1) <= request.top), None)
+    if asked is None or index is None or belief.scores[index].speedup.value <= 1.0:
         return
     other = "" if asked == request.engine else f" --engine {asked}"
-    score, plan = belief.scores[0], LoadRequest()
+    score, plan = belief.scores[index], LoadRequest()
     seconds = 2 * START_S + plan.repeats * plan.tokens * (score.decode_s.value + score.tpot_s.value)
-    seen = belief.round_of(0, SYNTHETIC_STD)
+    seen = belief.round_of(index, SYNTHETIC_STD)
     yield _Option(
         "synthetic",
-        f"the real cycle of rank 1 in {engine_facts(asked).title}, with random weights, at the predicted acceptance",
-        f"archsearch confirm {shell_path(session.run.path)} --rank 1{other} --synthetic",
+        f"the real cycle of rank {score.rank or 1} in {engine_facts(asked).title}, random weights, at the predicted acceptance",
+        f"archsearch confirm {shell_path(session.run.path)} --rank {score.rank or 1}{other} --synthetic",
         seconds / 60.0,
         f"{plan.repeats} repeats of {plan.tokens} tokens at the predicted times, two starts of {START_S:.0f} s assumed",
         belief.outlook(seen),

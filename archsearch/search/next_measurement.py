@@ -213,8 +213,8 @@ def logit_covariance(acceptance: AcceptanceEstimator, drafters: Sequence[Drafter
 
 
 def best_pair(belief: Belief, common_std: float, own_std: float, among: int = 6) -> tuple[tuple[int, int], Outlook] | None:
-    """The two of the best `among` whose short trainings teach most; None for a single candidate."""
-    trained = [i for i, score in enumerate(belief.scores) if score.proposer.trains][:among]
+    """The two of the best `among` independent drafts whose short trainings teach most; None where there are no two."""
+    trained = [i for i, score in enumerate(belief.scores) if score.drafter is None][:among]  # what a climb trains
     pairs = [(i, j) for i in trained for j in trained if i < j]
     seen = [(pair, belief.outlook(belief.trainings_of(pair, common_std, own_std))) for pair in pairs]
     return max(seen, key=lambda item: item[1].value, default=None)
