@@ -97,8 +97,8 @@ def acceptance_of(drafter: Drafter, estimator: AcceptanceEstimator, context: Acc
         return FamilyAcceptance(estimator.predict(drafter.architecture, context))
     given = isinstance(estimator, GivenAcceptance)
     if kind in _OWN:
-        found = _OWN[kind](drafter, context)
-        return replace(found, acceptance=estimator.predict(drafter.architecture, context)) if given else found
+        own_kind = _OWN[kind](drafter, context)
+        return replace(own_kind, acceptance=estimator.predict(drafter.architecture, context)) if given else own_kind
     if kind == "parallel_draft":
         own = estimator.predict(drafter.architecture, context)
         if given:

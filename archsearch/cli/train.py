@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,7 +38,7 @@ from archsearch.errors import ArchsearchError
     help="Of an EAGLE-3 head: the layers of the target whose inputs it reads. Default: 2, half of all, and the third last.",
 )
 @json_option
-def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_head: object) -> None:
+def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_head: Any) -> None:
     """Distil one candidate further, on text the target wrote. Resumes; every candidate of a run trains on the same sequences.
 
     \b

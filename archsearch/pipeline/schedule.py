@@ -44,9 +44,9 @@ def acceptance_of(scorer: Scorer, score: Score, folder: Path | None = None) -> t
     most = max(scorer.gammas)
     if folder is not None and has_weights(folder) and (folder / "trace.npz").is_file():
         trained = load_trained(score.architecture, folder)
-        known = [gamma for gamma in scorer.gammas if gamma in trained.tau]
+        replayed = [gamma for gamma in scorer.gammas if gamma in trained.tau]
         trace = Trace.load(folder / "trace.npz")
-        rates = {gamma: list(replay_tau(trace, gamma, resamples=0).accepted_by_position) for gamma in known}
+        rates = {gamma: list(replay_tau(trace, gamma, resamples=0).accepted_by_position) for gamma in replayed}
         return trained.alpha, trained.tau, rates
     # The score knows alpha best (a climb learns it from short trainings); how it changes along a block is the estimator's.
     known = scorer.believed(score.proposer)

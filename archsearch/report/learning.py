@@ -101,6 +101,7 @@ def _look_cell(look: TrainingLook | None) -> Cell:
 
 def plot_learning(records: Sequence[TrainingRecord]) -> tuple[Figure, str] | None:
     """Held-out alpha (left, full) and training loss (right, dashed) against tokens seen; None where nothing was looked at."""
+    import numpy as np
     from matplotlib.ticker import FuncFormatter
 
     shown = [record for record in records if any(look.seconds > 0 for look in record.looks)]
@@ -132,7 +133,7 @@ def plot_learning(records: Sequence[TrainingRecord]) -> tuple[Figure, str] | Non
     epoch = {float(record.record.get("epoch_tokens") or 0) for record in shown} - {0.0}
     if len(epoch) == 1 and in_tokens:  # one text for all: a scale of epochs above
         length = epoch.pop()
-        above = axes.secondary_xaxis("top", functions=(lambda x: x / length, lambda x: x * length))
+        above = axes.secondary_xaxis("top", functions=(lambda x: np.divide(x, length), lambda x: np.multiply(x, length)))
         above.set_xlabel("epochs", color=INK)
         above.xaxis.set_major_formatter("{x:g}")
     if with_loss:

@@ -219,7 +219,7 @@ def drafter_family(draft: ModelSource | None) -> str:
 
 def engines_confirming(family: str) -> str:
     """The engines that archsearch starts with a family of drafters, as words."""
-    return " or ".join(engines_that(lambda row: row.make and family in row.confirms)) or "another drafter"
+    return " or ".join(engines_that(lambda row: family in row.confirms)) or "another drafter"
 
 
 def check_vocabularies(sources: Sequence[str]) -> None:

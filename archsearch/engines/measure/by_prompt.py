@@ -325,7 +325,7 @@ def summarise(
     )
 
 
-def _per_step(assisted: Sequence[GenerationResult]) -> dict[str, float]:
+def _per_step(assisted: Sequence[GenerationResult]) -> dict[str, Any]:
     """Tokens a pass of the target, and the share of passes that are whole rounds; {} where passes are not told apart."""
     passes = sum(len(result.gaps_s) for result in assisted)
     if not passes:

@@ -44,8 +44,8 @@ class VllmEngine(ChildEngine):
     def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
         if gamma > LONGEST_DRAFT and draft is not None:
             raise ArchsearchError(f"vLLM drafts at most {LONGEST_DRAFT} tokens a round, got gamma {gamma}")
-        if drafter_family(draft) == "medusa":
-            heads = int(read_json(Path(draft) / "config.json", "the heads' config")["num_heads"])
+        if isinstance(draft, Path) and drafter_family(draft) == "medusa":
+            heads = int(read_json(draft / "config.json", "the heads' config")["num_heads"])
             if schedule:
                 raise ArchsearchError("vLLM runs Medusa heads with one gamma for all batch sizes; leave the schedule out")
             if gamma > heads:

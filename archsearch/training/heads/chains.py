@@ -87,7 +87,7 @@ def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
             yield functional.linear(normed[texts, starts], head.lm_head.weight)
         return
     known = batch.known()
-    states = head(batch.hidden[known].to(head.blocks[0].weight.dtype))
+    states = head(batch.hidden[known].to(head.lm_head.weight.dtype))
     texts, starts, _ = batch.chains(0)
     ahead = torch.tensor(batch.written)[texts] - 1 - starts  # tokens of its text after each start
     for step in range(steps):

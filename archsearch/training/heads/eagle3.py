@@ -57,7 +57,8 @@ class Eagle3Head(nn.Module):
         memory: list[_Memory] = []
         x = states
         embedded = self.embedding(rows.next_ids)
-        for place, layer in enumerate(self.layers):
+        layers: Any = self.layers
+        for place, layer in enumerate(layers):
             last = place == len(self.layers) - 1
             seen = _Memory(*layer.keys_values(x, embedded, angles))
             memory.append(seen)
@@ -68,7 +69,7 @@ class Eagle3Head(nn.Module):
         for step in range(1, steps):
             embedded = self.embedding(_rows_of(rows.next_ids, (rows.starts + step).clamp_max(rows.next_ids.shape[1] - 1)))
             angles = self._angles(x, rows.starts + step)
-            for layer, seen in zip(self.layers, memory, strict=True):
+            for layer, seen in zip(layers, memory, strict=True):
                 seen.add(*layer.keys_values(x, embedded, angles))
                 x = layer(x, embedded, angles, seen, rows.starts)
             yield self.norm(x)
@@ -130,7 +131,9 @@ class _Layer(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, config: LlamaConfig, inputs: int) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        # The config leaves two of them open for Llama's defaults.
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+        self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
         self.q_proj = nn.Linear(inputs, self.heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(inputs, self.kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(inputs, self.kv_heads * self.head_dim, bias=False)
@@ -200,7 +203,8 @@ def initialise_eagle3(
         head.fc.weight.zero_()
         head.fc.weight[:width, -head.target_hidden_size :][:, :width] = torch.eye(width)
         sources = body.layers[-len(head.layers) :] if len(head.layers) <= len(body.layers) else []
-        for layer, source in zip(head.layers, sources, strict=True) if sources else ():
+        layers: Any = head.layers
+        for layer, source in zip(layers, sources, strict=True) if sources else ():
             _take_layer(layer, source)
         _take(head.norm.weight, body.norm.weight)
         rows = target.get_output_embeddings().weight.detach()[head.lm_head.draft_token_ids]

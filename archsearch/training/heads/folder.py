@@ -86,7 +86,7 @@ def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
              "vocab_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "bos_token_id", "eos_token_id")  # fmt: skip
     fields = {name: getattr(config, name) for name in names}
-    rope = dict(config.rope_parameters)
+    rope: dict[str, Any] = dict(config.rope_parameters or {})
     # Both places: transformers 5 reads rope_parameters, older readers the top level.
     places = {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
     if rope.get("rope_type", "default") != "default":
@@ -100,8 +100,10 @@ def save_medusa(
 ) -> None:
     """Write config.json and model.safetensors. `mean_state` [hidden]: mean final state, what padding rows point away from."""
     kept = heads.lm_head.draft_token_ids
-    tensors = {f"blocks.{j}.layers.0.weight": block.weight.detach().to(dtype) for j, block in enumerate(heads.blocks)}
-    for j, own in enumerate(heads.lm_heads):
+    blocks: Any = heads.blocks
+    tensors = {f"blocks.{j}.layers.0.weight": block.weight.detach().to(dtype) for j, block in enumerate(blocks)}
+    lm_heads: Any = heads.lm_heads
+    for j, own in enumerate(lm_heads):
         rows = own.weight.detach()
         full = padding_row(rows, mean_state).expand(heads.vocab_size, -1).clone()
         full[kept] = rows

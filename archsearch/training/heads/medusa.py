@@ -38,7 +38,8 @@ class MedusaHeads(nn.Module):
 
     def rows(self, head: int) -> Tensor:
         """[kept, hidden]: what `head` (from 0) compares its state with."""
-        weight: Tensor = self.lm_heads[0 if self.shared else head].weight
+        kept: Any = self.lm_heads[0 if self.shared else head]
+        weight: Tensor = kept.weight
         return weight
 
     def forward(self, hidden: Tensor) -> list[Tensor]:
@@ -50,8 +51,10 @@ def initialise_medusa(target: Any, gamma: int, kept: Sequence[int], *, shared: b
     config = target.config
     heads = MedusaHeads(int(config.hidden_size), int(config.vocab_size), gamma, kept, shared=shared)
     with torch.no_grad():
-        for block in heads.blocks:
+        blocks: Any = heads.blocks
+        for block in blocks:
             block.weight.zero_()
-        for head in heads.lm_heads:
+        own: Any = heads.lm_heads
+        for head in own:
             head.weight.copy_(target.get_output_embeddings().weight.detach()[head.draft_token_ids])
     return heads
