@@ -69,7 +69,8 @@ def test_an_independent_draft_scores_as_before_there_were_families(target: str, 
         assert score.gamma == best and score.round_s == rounds[best].round_s and score.draft_s == rounds[best].draft_s
         tau = speculation.tau_estimate(found.alpha, best, found.drift)
         assert (score.tau.value, score.tau.std) == (tau.value, tau.std)
-        gain = speculation.speedup_estimate(tau, scorer.decode_s, rounds[best].round_s, rounds[best].verify_s)
+        times = scorer.decode_s, rounds[best].round_s, rounds[best].verify_s
+        gain = speculation.speedup_estimate(tau, *times, scorer.target_correlation)
         assert (score.speedup.value, score.speedup.std) == (gain.value, gain.std)
 
 
