@@ -41,6 +41,7 @@ def test_a_new_estimator_is_one_file_and_one_row(tmp_path: Path, monkeypatch: py
     (draft,) = json.loads(found.stdout)["drafts"]
     assert draft["alpha"]["source"] == "modelled" and draft["alpha"]["value"] == pytest.approx(1 - 0.5 ** (1 + 24 / 8))
     run = str(tmp_path / "runs" / "a")
+    asked += ["--family", "independent"]  # heads and lookups keep the prior's alpha
     searched = CliRunner().invoke(main, ["search", *asked, "--trials", "20", "--run", run], catch_exceptions=False)
     assert searched.exit_code == 0, searched.output
     assert {entry["alpha"]["source"] for entry in json.loads(searched.stdout)["best"]} == {"modelled"}

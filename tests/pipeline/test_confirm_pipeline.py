@@ -309,8 +309,8 @@ def test_confirm_by_prompt_in_an_engine_of_its_own(session: SearchSession, made:
     monkeypatch.setattr(PROMPTS_MODULE, "machine_slowdown", lambda source: 1.25)
     data = confirm_rank(session, 2, gammas=(2, 3), prompt_count=6, choice=HERE)
     assert json.loads(json.dumps(data)) == read("runs/a/best/2/confirmed.json")
-    assert data["engine"] == "vllm" and data["prompts"] == 3 and data["slowdown"] == 1.25 and "vllm ran them" in data["latency"]
-    assert data["identical_output_float32"].items() >= {"prompts": 3, "identical": 3}.items()
+    assert data["engine"] == "vllm" and data["prompts"] == 6 and data["slowdown"] == 1.25 and "vllm ran them" in data["latency"]
+    assert data["identical_output_float32"].items() >= {"prompts": 6, "identical": 6}.items()
     for row in (data, *data["other_gammas"]):
         gamma = row["gamma"]
         assert abs(row["relative_error_at_measured_tau"]) < 0.08  # few rounds: the median prompt is not the mean one
@@ -322,7 +322,7 @@ def test_confirm_by_prompt_in_an_engine_of_its_own(session: SearchSession, made:
         assert row["decode_s"] == pytest.approx(LAW["decode_s"](1, 0))
     assert {engine.settings.dtype for engine in made} == {"float32"}  # type: ignore[attr-defined]
     assert Path("runs/a/report.html").is_file() and data["profile_first"] is None
-    assert "3 held-out prompts are too few to split (at least 16)" in data["prompts_seen"]  # said, not refused
+    assert "12 held-out prompts are too few to split (at least 16)" in data["prompts_seen"]  # said, not refused
     assert "too few to split" in Path("runs/a/report.html").read_text()
     assert data["best_of"]["gammas"] == [2, 3] or data["best_of"]["gammas"] == (2, 3)
 

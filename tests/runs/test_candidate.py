@@ -33,7 +33,7 @@ def test_a_training_record_is_written_as_it_was_read() -> None:
     record = TrainingRecord.from_dict(data)
     assert record.to_dict() == data
     kept = record.without_curves()
-    assert set(data) - set(kept) == {"alpha_curve", "loss_curve"} and len(record.alpha_curve) == len(data["alpha_curve"])
+    assert set(data) - set(kept) == {"alpha_curve", "loss_curve"} and len(record.looks) == len(data["alpha_curve"])
 
 
 def test_a_broken_record_is_one_line(tmp_path: Path) -> None:

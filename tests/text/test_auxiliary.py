@@ -31,7 +31,8 @@ def test_states_are_the_inputs_of_the_layers(cache: TextCache, target) -> None:
         with torch.no_grad():
             hidden = target.model(sequence.token_ids[None], output_hidden_states=True).hidden_states
         expected = torch.cat([hidden[layer][0] for layer in AUX], -1)[:-1]
-        torch.testing.assert_close(states.of(sequence).float(), expected, rtol=1e-2, atol=1e-2)
+        # Computed in bfloat16 where the machine is fast in it, so single small numbers may be far off.
+        assert (states.of(sequence).float() - expected).norm() < 0.03 * expected.norm()  # another layer: about 1
 
 
 def test_what_is_on_disk_is_used_again_and_other_texts_make_it_anew(cache: TextCache, target, monkeypatch) -> None:
