@@ -109,7 +109,9 @@ def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep
     for option in _options(session, belief):
         step = _step(option, belief.scores[0].speedup.value)
         held = best.get(step.kind)
-        if option.outlook.value >= TOLD_LEAST and (held is None or step.value_per_minute > held.value_per_minute):
+        seen = option.outlook
+        narrows = seen.std_after < seen.std  # else it may only change the winner for one that is less sure
+        if narrows and seen.value >= TOLD_LEAST and (held is None or step.value_per_minute > held.value_per_minute):
             best[step.kind] = step
     return sorted(best.values(), key=lambda step: -step.value_per_minute)
 

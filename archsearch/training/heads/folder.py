@@ -79,7 +79,9 @@ def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torc
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(head.aux_layers), "use_aux_hidden_state": True},
         "archsearch": {"target": target.to_dict()},
     }
-    _write(folder, config, tensors | {"d2t": (kept - ids).long(), "t2d": present})
+    # Maps of a trimmed head only: vLLM has no place for those of a whole one and refuses the file.
+    maps = {} if len(kept) == head.config.vocab_size else {"d2t": (kept - ids).long(), "t2d": present}
+    _write(folder, config, tensors | maps)
 
 
 def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
