@@ -17,7 +17,9 @@ def test_confirm_two_gammas(with_run: Path) -> None:
     arguments = ("confirm", "runs/a", "--gamma", "1", "--gamma", "3", "--count", "3")
     result = last_json(call(*arguments, "--json"))
     assert sorted([result["gamma"], *(row["gamma"] for row in result["other_gammas"])]) == [1, 3]
-    assert result["prompts"] == 3 and json.loads((with_run / "runs/a/best/1/confirmed.json").read_text()) == result
+    kept = json.loads((with_run / "runs/a/best/1/confirmed.json").read_text())
+    # One that a busy machine disturbed does not take the place of one that decided.
+    assert result["prompts"] == 3 and (kept == result or "kept_earlier" in result)
     text = call(*arguments[:-1], "2", "--prompts", "prompts.jsonl").stdout
     assert "2 held-out prompts" in text or "2 prompts" in text
 
