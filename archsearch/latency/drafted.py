@@ -104,7 +104,11 @@ def _mean_round(time: RoundTime, latency: Any, target: Architecture, workload: W
     between = alone.value + share * (time.verify_s.value - alone.value)
     verify = Estimate(between, (1.0 - share) * alone.std + share * time.verify_s.std, time.verify_s.source)
     rest = max(plain.value - alone.value, 0.0)
-    added = some * time.overhead_s.value + (1.0 - some) * rest
+    # Below zero where a round takes less than its parts: a share of the verification, which is shorter here.
+    extra = time.overhead_s.value
+    if extra < 0.0:
+        extra *= between / time.verify_s.value
+    added = some * extra + (1.0 - some) * rest
     overhead = Estimate(added, time.overhead_s.std, time.overhead_s.source)
     parts = (time.draft_s, verify, overhead)
     source = weakest_source(verify.source, time.draft_s.source)
