@@ -259,7 +259,7 @@ def break_even_estimate(gamma: int, decode_s: Estimate, round_s: Estimate) -> Es
     alpha = break_even_alpha(gamma, decode_s.value, round_s.value, 0.0)
     if math.isinf(alpha):
         return None
-    needed = abs(round_s.value / decode_s.value)  # a fitted time that is carried far may end below nothing
+    needed = round_s.value / decode_s.value
     needed_std = needed * math.hypot(decode_s.relative_std, round_s.relative_std)
     source = weakest_source(decode_s.source, round_s.source)
     return Estimate(alpha, min(needed_std / tau_slope(alpha, gamma), 1.0), source)

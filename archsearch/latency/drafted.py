@@ -33,10 +33,10 @@ def drafter_round(
     rows = rows_of(latency, workload, gamma)
     plan = drafter.plan(rows)
     verify = verify_s or latency.verify_s(target, workload, gamma)
-    time = _drafting(latency, target, drafter, workload, _priced(latency, drafter, rows, plan), verify)
+    priced = _priced(latency, drafter, rows, plan)
     if drafter.drafts_share >= 1.0:
-        return time
-    return _mean_round(time, latency, target, workload, drafter.drafts_share)
+        return _drafting(latency, target, drafter, workload, priced, verify)
+    return _mean_round(latency, target, drafter, workload, priced, verify)
 
 
 def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
@@ -93,27 +93,33 @@ def _drafting(
     return summed(Estimate(value, std, first.source), verify, latency.added_s(target, workload, launched))
 
 
-def _mean_round(time: RoundTime, latency: Any, target: Architecture, workload: Workload, share: float) -> RoundTime:
-    """The mean over rounds of which `share` draft, for each sequence by itself.
+def _mean_round(
+    latency: Any,
+    target: Architecture,
+    drafter: Drafter,
+    workload: Workload,
+    priced: tuple[RoundPlan, Estimate, Estimate],
+    verify: Estimate,
+) -> RoundTime:
+    """The mean over rounds of which `drafts_share` draft, for each sequence by itself.
 
-    Verification reads gamma + 1 rows of the sequences that draft and one of the others: taken as linear in between. What a round
-    adds is paid where at least one of the batch drafts.
+    Where at least one of the batch drafts, a round whose verification reads gamma + 1 rows of those that draft and one of the
+    others, linear in between; else a plain step. What looks for a draft does so in every round.
     """
-    alone, plain = latency.verify_s(target, workload, 0), latency.decode_s(target, workload)
+    share = drafter.drafts_share
     some = 1.0 - (1.0 - share) ** workload.batch_size
-    between = alone.value + share * (time.verify_s.value - alone.value)
-    verify = Estimate(between, (1.0 - share) * alone.std + share * time.verify_s.std, time.verify_s.source)
-    rest = max(plain.value - alone.value, 0.0)
-    # Below zero where a round takes less than its parts: a share of the verification, which is shorter here.
-    extra = time.overhead_s.value
-    if extra < 0.0:
-        extra *= between / time.verify_s.value
-    added = some * extra + (1.0 - some) * rest
-    overhead = Estimate(added, time.overhead_s.std, time.overhead_s.source)
-    parts = (time.draft_s, verify, overhead)
-    source = weakest_source(verify.source, time.draft_s.source)
+    of_them = share / some if some > 0.0 else 0.0  # that draft, where one does
+    alone, plain = latency.verify_s(target, workload, 0), latency.decode_s(target, workload)
+    read_std = (1.0 - of_them) * alone.std + of_them * verify.std
+    read = Estimate(alone.value + of_them * (verify.value - alone.value), read_std, verify.source)
+    time = _drafting(latency, target, drafter, workload, priced, read)
+    rest = plain.value - alone.value  # of a plain step, beside its pass
+    passes = Estimate(some * read.value + (1.0 - some) * alone.value, some * read.std + (1.0 - some) * alone.std, read.source)
+    overhead = Estimate(some * time.overhead_s.value + (1.0 - some) * rest, time.overhead_s.std, time.overhead_s.source)
+    parts = (time.draft_s, passes, overhead)
+    source = weakest_source(passes.source, time.draft_s.source)
     total = Estimate(math.fsum(part.value for part in parts), math.hypot(*(part.std for part in parts)), source)
-    return RoundTime(time.draft_s, verify, overhead, total, time.host_s, time.bound)
+    return RoundTime(time.draft_s, passes, overhead, total, time.host_s, time.bound)
 
 
 def running(rounds: EngineRounds, kind: RoundKind) -> EngineRounds:

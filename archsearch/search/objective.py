@@ -329,7 +329,8 @@ class Scorer:
         if share >= 1.0 or share <= 0.0:
             return round_s
         decode = self.decode_s.value
-        return Estimate(decode + (round_s.value - decode) / share, round_s.std / share, round_s.source)
+        beyond = max(round_s.value - decode, 0.0)  # a round that is no longer than a plain step pays at any alpha
+        return Estimate(decode + beyond / share, round_s.std / share, round_s.source)
 
     def constraints(self, draft: Draft) -> dict[str, float]:
         """How far the draft is over each limit, relative to it; feasible where all are <= 0 (Optuna's convention)."""

@@ -17,6 +17,7 @@ from archsearch.drafters.lookup import NGram
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import FAMILIES
 from archsearch.estimate import Estimate
+from archsearch.latency.drafted import drafter_round
 from archsearch.pipeline.latency import choose_latency
 from archsearch.search.objective import Score, Scorer
 from archsearch.workload import WorkloadRequest
@@ -131,3 +132,22 @@ def test_families_of_one_search_are_told_apart_by_what_both_are_unsure_of() -> N
     from archsearch.acceptance.families import gap_std
 
     assert 0.1 < gap_std(eagle3.proposer, independent.proposer, scorer.acceptance, scorer.context) < alone
+
+
+def test_a_lookups_mean_round_is_never_shorter_than_a_plain_step() -> None:
+    """Batch 64 of a 70B on eight ranks in an engine whose steps the host holds back: some of the batch drafts in every round, so
+    the mean round is what a round with a draft adds, not that of a full verification taken off a short one."""
+    shape = catalogue.load("llama-2-70b").architecture
+    asked = WorkloadRequest(gpu="h200", batch_size=64, engine="transformers", tensor_parallel=8, mode="graph", context_len=256)
+    source, workload = choose_latency(asked, shape)
+    scorer = Scorer(shape, workload, source.latency, PriorAcceptance())
+    for share in (0.05, 0.5, 0.9):
+        drafter = NGram.usual(shape).with_share(share)
+        for gamma in (1, 4, 8):
+            time = drafter_round(source.latency, shape, drafter, workload, gamma, None)
+            assert time.round_s.value >= scorer.decode_s.value
+            parts = time.draft_s.value + time.verify_s.value + time.overhead_s.value
+            assert time.round_s.value == pytest.approx(parts)
+    score = scorer(NGram.usual(shape))
+    assert score.break_even_alpha is None or math.isfinite(score.break_even_alpha.value)
+    assert score.speedup.value <= score.tau.value
