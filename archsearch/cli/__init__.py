@@ -4,6 +4,7 @@ from archsearch.cli import (  # noqa: F401  (they register their commands)
     acceptance,
     confirm,
     demo,
+    doctor,
     engine,
     estimate,
     export,
