@@ -38,10 +38,12 @@ _MARK: Final = "archsearch-user-turn"
 
 @dataclass(frozen=True, slots=True)
 class Invented:
-    """Prompts that the target wrote, and why the others were left out, by reason."""
+    """Prompts that the target wrote, the place of each among the texts it came from, and why the others were left out, by
+    reason."""
 
     prompts: tuple[Prompt, ...]
     dropped: dict[str, int]
+    places: tuple[int, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------------------ what is asked
@@ -100,23 +102,37 @@ def askings(tokenizer: Any, prompts: Sequence[Prompt], count: int, seed: int = 0
 def follow_up_openings(tokenizer: Any, sequences: Sequence[CachedSequence]) -> list[EncodedPrompt]:
     """Openings of the user's next turn behind answers: the tokens of prompt and answer as they are, then what the template puts
     between an answer and the user's next turn. [] without a chat template."""
+    between = _between(tokenizer, (("user", "a"), ("assistant", f"{_MARK}1"), ("user", f"{_MARK}2")))
+    return [
+        EncodedPrompt(_joined(sequence, between), sequence.category, f"next-{number}")
+        for number, sequence in enumerate(sequences)
+        if between
+    ]
+
+
+def follow_ups(tokenizer: Any, turns: Sequence[CachedSequence]) -> list[EncodedPrompt]:
+    """Prompts that end where the answer to the user's next turn begins: what `follow_up_openings` opened and the target went on
+    with. [] without a chat template."""
+    between = _between(tokenizer, (("user", f"{_MARK}1"), ("assistant", f"{_MARK}2")))
+    return [EncodedPrompt(_joined(turn, between), turn.category, f"follow-{turn.id}") for turn in turns if between]
+
+
+def _between(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    """Token ids that a chat template puts between the two marked contents; () where it has none, or takes no such turns."""
     if not tokenizer.chat_template:
-        return []
+        return ()
     try:
-        text = tokenizer.apply_chat_template(
-            [{"role": r, "content": c} for r, c in (("user", "a"), ("assistant", f"{_MARK}1"), ("user", f"{_MARK}2"))],
-            tokenize=False,
-        )
+        text = tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in turns], tokenize=False)
     except Exception:  # noqa: BLE001  as in `opening`
-        return []
+        return ()
     between = text.partition(f"{_MARK}1")[2].partition(f"{_MARK}2")[0]
-    joint = tuple(tokenizer(between, add_special_tokens=False)["input_ids"])
-    made = []
-    for number, sequence in enumerate(sequences):
-        ids = tuple(sequence.token_ids.tolist())
-        rest = joint[1:] if joint and ids[-1] == joint[0] else joint
-        made.append(EncodedPrompt((*ids, *rest), sequence.category, f"next-{number}"))
-    return made
+    return tuple(tokenizer(between, add_special_tokens=False)["input_ids"])
+
+
+def _joined(sequence: CachedSequence, between: tuple[int, ...]) -> tuple[int, ...]:
+    """A text and what stands behind it; the end of the turn, if it was written, not twice."""
+    ids = tuple(sequence.token_ids.tolist())
+    return (*ids, *(between[1:] if ids[-1] == between[0] else between))
 
 
 def longer(sequences: Sequence[CachedSequence], ends: Sequence[int], most_tokens: int) -> list[EncodedPrompt]:
@@ -191,8 +207,9 @@ def invented(
     secret = {shingle for p in kept_apart for shingle in shingles(words(p.text), LEAK)}
     system = next((p.messages[:1] for p in prompts if p.messages[0][0] == "system"), ())
     chosen: list[Prompt] = []
+    places: list[int] = []
     dropped: dict[str, int] = {}
-    for text, category, ended in texts:
+    for place, (text, category, ended) in enumerate(texts):
         text = text.strip()
         found = words(text)
         why = (
@@ -207,8 +224,9 @@ def invented(
             dropped[why] = dropped.get(why, 0) + 1
             continue
         seen.add(text)
+        places.append(place)
         chosen.append(Prompt((*system, ("user", text)), category, f"invented-{len(before) + len(chosen)}"))
-    return Invented(tuple(chosen), dropped)
+    return Invented(tuple(chosen), dropped, tuple(places))
 
 
 def turns_of(sequences: Sequence[CachedSequence], tokenizer: Any, ends: Sequence[int]) -> list[tuple[str, str, bool]]:
