@@ -1,7 +1,8 @@
 """Does it fit: weights and KV caches of a target and its draft on a device, also under tensor parallelism.
 
-Counted is the fullest device: it holds one shard of the target and the whole draft, which engines run on one rank
-(`draft_tensor_parallel_size` 1) unless told otherwise. vLLM 0.32 shards the draft as well: there this counts a little too much.
+Counted is the fullest device. It holds one shard of the target, and the whole draft where that runs on one rank (the default;
+`Workload.draft_tensor_parallel` says otherwise). Every rank keeps the same tokens in its cache, so the fullest device limits all:
+a draft on one rank of four takes room from the cache of the other three.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from archsearch.architecture.counts import kv_cache_bytes, parameters
 from archsearch.architecture.ops import shard_kv_heads, shard_size
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.hardware.device import Device
-from archsearch.workload import Workload
+from archsearch.workload import MEMORY_FRACTION, Workload
 
 # The rest: activations, workspaces, fragmentation, the runtime itself (vLLM's gpu_memory_utilization).
-USABLE_FRACTION: Final = 0.9
+USABLE_FRACTION: Final = MEMORY_FRACTION
+STEP_TOKENS: Final = 8192  # vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
+SEQUENCES: Final = 256  # of them sampled at once: vLLM's max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,26 @@ class MemoryUse:
         return self.weight_bytes + self.kv_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What the fullest device holds, in bytes, and how much that leaves for requests.
+
+    `token_bytes` and `draft_token_bytes`: caches of one token of one request on that device (before windows cut them);
+    `cached_tokens`: tokens that all caches hold together; `requests`: of the workload's context at once; `longest`: the longest
+    context at the workload's batch size, at most what the models have positions for. 0: does not fit.
+    """
+
+    usable_bytes: float
+    target_weight_bytes: int
+    draft_weight_bytes: int
+    activation_bytes: int
+    token_bytes: int
+    draft_token_bytes: int
+    cached_tokens: int
+    requests: int
+    longest: int
+
+
 def shard(arch: Architecture, ranks: int) -> Architecture:
     """What one rank of `ranks` holds: its heads, FFN columns and vocabulary rows; KV heads fewer than the ranks are replicated.
 
@@ -63,17 +86,62 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
     """Bytes of weights and KV cache on the fullest device; `draft` None prices the target alone."""
     part = shard(target, workload.tensor_parallel)
     size, context, batch = workload.dtype_bytes, workload.context_len, workload.batch_size
+    ranks = workload.draft_tensor_parallel or 1
+    draft = draft.model or draft if isinstance(draft, Drafter) else draft
     weights, cache = 0, 0
-    if isinstance(draft, Drafter):
-        weights = draft.bytes(size, batch, 0)
-        cache = draft.bytes(size, batch, context) - weights
+    if isinstance(draft, Drafter):  # not a model: shared evenly, its few whole parts counted as shared too
+        weights = -(-draft.bytes(size, batch, 0) // ranks)
+        cache = -(-draft.bytes(size, batch, context) // ranks) - weights
     elif draft is not None:
+        draft = shard(draft, ranks)
         weights, cache = parameters(draft) * size, kv_cache_bytes(draft, context, size, batch)
     return MemoryUse(
         target_weight_bytes=parameters(part) * size,
         draft_weight_bytes=weights,
         target_kv_bytes=kv_cache_bytes(part, context, size, batch),
         draft_kv_bytes=cache,
+    )
+
+
+def activation_bytes(target: Architecture, workload: Workload, tokens: int = STEP_TOKENS, sequences: int = SEQUENCES) -> int:
+    """The most that one step of `tokens` tokens, `sequences` of which are sampled, keeps beside weights and caches on one rank.
+
+    Of a layer: its input, the residual, and the larger of attention's and the feed-forward network's tensors; at the end logits
+    of the sampled tokens in float32, with two copies (probabilities, sorted). Engines measure it as they start; this is
+    arithmetic.
+    """
+    part = shard(target, workload.tensor_parallel)
+    attention = part.q_size * 2 + 2 * part.kv_size
+    network = (3 if target.gated_mlp else 2) * part.intermediate_size
+    layer = tokens * (2 * target.hidden_size + max(attention, network)) * workload.dtype_bytes
+    return max(layer, 0) + 3 * 4 * sequences * target.vocab_size
+
+
+def memory_plan(target: Architecture, draft: Draft | None, workload: Workload, device: Device) -> MemoryPlan:
+    """What fits on `workload.tensor_parallel` devices, with the activations of a serving engine's steps; of a CPU's memory
+    without them. At a context of 0 a cache of one token a request is counted."""
+    one = replace(workload, batch_size=1, context_len=1)
+    use = memory_bytes(target, draft, one)
+    activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
+    usable = usable_bytes(device, workload.memory_fraction)
+    room = usable - use.weight_bytes - activations
+    per_request = memory_bytes(target, draft, replace(one, context_len=max(1, workload.context_len))).kv_bytes
+    shapes = [arch for arch in (target, draft.architecture if isinstance(draft, Drafter) else draft) if arch is not None]
+
+    def fits_at(length: int) -> bool:
+        caches = memory_bytes(target, draft, replace(workload, context_len=length)).kv_bytes
+        return caches <= room
+
+    return MemoryPlan(
+        usable_bytes=usable,
+        target_weight_bytes=use.target_weight_bytes,
+        draft_weight_bytes=use.draft_weight_bytes,
+        activation_bytes=activations,
+        token_bytes=use.target_kv_bytes,
+        draft_token_bytes=use.draft_kv_bytes,
+        cached_tokens=max(0, int(room // max(use.kv_bytes, 1))),
+        requests=max(0, int(room // max(per_request, 1))),
+        longest=_largest(min(arch.max_position_embeddings for arch in shapes), fits_at) if room > 0 else 0,
     )
 
 

@@ -18,6 +18,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import check_shards
 from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,10 @@ class EngineFacts:
         """Devices that share the draft's passes, where `tensor_parallel` of them share the target's."""
         return tensor_parallel if self.sharded_draft else 1
 
+    def ranks_of_draft(self, workload: Workload) -> int:
+        """Devices that share the draft's passes under a workload: those that it names, else as the engine does it."""
+        return workload.draft_tensor_parallel or self.draft_ranks(workload.tensor_parallel)
+
     def check_draft(self, draft: Architecture, tensor_parallel: int, name: str = "") -> None:
         """Raise InvalidShapeError, with what to do, where the engine shards the draft and its heads or FFN do not divide."""
         ranks = self.draft_ranks(tensor_parallel)
@@ -107,6 +112,11 @@ class EngineFacts:
             )
         if drafter.sharded is not None:
             self.check_draft(drafter.sharded, tensor_parallel, name)
+
+
+def shared_by(workload: Workload) -> int:
+    """Devices over which an engine that shards drafts is to shard one: as many as the target's unless the workload says."""
+    return workload.draft_tensor_parallel or workload.tensor_parallel
 
 
 ANY_ENGINE: Final = EngineFacts(name="", title="any engine", trimmed_head=True)

@@ -17,6 +17,7 @@ DTYPE_ALIASES: Final = {
     "half": "float16",
     "fp8": "float8_e4m3fn",
 }
+MEMORY_FRACTION: Final = 0.9  # of a device that weights, caches and activations may take (vLLM's gpu_memory_utilization)
 Mode = Literal["eager", "graph"]
 MODES: Final[tuple[Mode, ...]] = ("eager", "graph")
 
@@ -34,6 +35,7 @@ class Workload:
     """One decoding regime.
 
     `context_len`: tokens already in the KV cache; `mode`: `eager` (transformers) or `graph` (CUDA graphs).
+    `draft_tensor_parallel`: devices that share the draft, 1 or all that share the target; None: as the engine does it.
     """
 
     batch_size: int = 1
@@ -42,6 +44,8 @@ class Workload:
     dtype: str = "bfloat16"
     mode: str = "eager"
     temperature: float = 0.0
+    draft_tensor_parallel: int | None = None
+    memory_fraction: float = MEMORY_FRACTION
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
@@ -52,6 +56,12 @@ class Workload:
                 f"batch_size and tensor_parallel must be at least 1 and context_len at least 0, got "
                 f"{self.batch_size}, {self.tensor_parallel}, {self.context_len}"
             )
+        if self.draft_tensor_parallel not in (None, 1, self.tensor_parallel):
+            raise ArchsearchError(
+                f"the draft runs on 1 device or on all {self.tensor_parallel} of the target, not on {self.draft_tensor_parallel}"
+            )
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise ArchsearchError(f"the memory fraction must lie between 0 and 1, got {self.memory_fraction}")
         if not 0.0 <= self.temperature <= 5.0:
             raise ArchsearchError(f"temperature must lie between 0 and 5, got {self.temperature}")
 
@@ -74,6 +84,8 @@ class WorkloadRequest:
     context_len: int = 256  # tokens in the KV cache
     temperature: float = 0.0
     tensor_parallel: int | None = None
+    draft_tensor_parallel: int | None = None  # None: as the engine does it
+    memory_fraction: float = MEMORY_FRACTION  # of each device, for weights, caches and activations
     dtype: str | None = None
     mode: Mode | None = None
     engine: str | None = None  # who serves; None: vllm on a GPU, transformers on a CPU

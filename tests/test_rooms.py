@@ -26,7 +26,7 @@ FLOORS = (
     ("training",),
     ("profiling", "acceptance", "importers"),
     ("search", "engines", "export"),
-    ("runs", "drafts"),
+    ("runs", "drafts", "traffic"),
     ("report", "listing"),
     ("pipeline",),
     ("demo",),

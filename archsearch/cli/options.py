@@ -14,7 +14,7 @@ import click
 
 from archsearch.acceptance.estimator import DOMAINS, TRAININGS
 from archsearch.errors import ArchsearchError
-from archsearch.workload import WorkloadRequest, dtype_name
+from archsearch.workload import MEMORY_FRACTION, WorkloadRequest, dtype_name
 
 
 def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
@@ -184,6 +184,20 @@ def common(function: Callable[..., Any], several_engines: bool = False) -> Calla
             type=click.IntRange(min=1),
             metavar="N",
             help="Devices that share the target (default: the fewest that hold it), and the draft where the engine shards it.",
+        ),
+        click.option(
+            "--draft-tensor-parallel",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Devices that share the draft: 1, or as many as the target (default: as the engine does it).",
+        ),
+        click.option(
+            "--memory-fraction",
+            type=click.FloatRange(min=0.0, max=1.0, min_open=True),
+            default=MEMORY_FRACTION,
+            show_default=True,
+            metavar="F",
+            help="Of each device's memory, for weights, caches and activations.",
         ),
         click.option(
             "--dtype",

@@ -103,6 +103,10 @@ class ComposedPass:
         self._gemm.prepare([op for op in ops if isinstance(op, Gemm)], True)
         self._rest.prepare([op for op in ops if not isinstance(op, Gemm)], True)
 
+    def prepare(self, passes: Iterable[PassOps]) -> None:
+        """Price the kernels of many passes in one go."""
+        self._prepare(dict.fromkeys(op for ops in passes for op in (*ops.in_layers, *ops.outside)))
+
     def layer_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
         """Ops of all layers. GEMMs, norms and all-reduces run once over the tokens of all parts, attention runs for each part."""
         total = sum(part.batch * part.tokens for part in parts)

@@ -46,7 +46,7 @@ def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
         workload.batch_size,
         workload.context_len,
         gamma,
-        facts.draft_ranks(workload.tensor_parallel),
+        facts.ranks_of_draft(workload),
         fused=latency.mode == "graph",
         scattered=facts.scattered_head,
     )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -303,6 +304,18 @@ class LatencyModel(LatencyOfRounds):
             step = _sum(step, self._other_attention(shard(arch, ranks), part, cold))
         return self._remember(key, step)
 
+    def prepare(self, wanted: Iterable[tuple[Architecture, Part, int]], passes: Iterable[PassOps] = ()) -> None:
+        """Price many passes (architecture, part, ranks) in one go, and the kernels of `passes`: much quicker than one by one
+        where passes are composed of kernels; `forward_s` and `ops_s` then answer from memory."""
+        if self.composed_ is None:
+            return
+        new = {key: self.composed_.pass_ops(key[0], [key[1]], key[2]) for key in wanted if (*key, False) not in self._passes}
+        self.composed_.prepare([*new.values(), *passes])
+        for (arch, part, ranks), ops in new.items():
+            found = self.composed_.ops_s(ops)
+            for cold in (False, True):
+                self._remember((arch, part, ranks, cold), found)
+
     def measured_pass_s(self, shape: ForwardShape, cold: bool) -> Estimate:
         """What a row of kind `forward` would say: a pass on one device that ends with the logits."""
         arch, part = _asked(shape)
@@ -439,7 +452,7 @@ class LatencyModel(LatencyOfRounds):
         """(the first pass of a round, with its weights out of the cache; each later one, in a loop)."""
         batch, context = workload.batch_size, workload.context_len
         draft = self.facts.served_draft(draft)
-        ranks = self.facts.draft_ranks(workload.tensor_parallel)
+        ranks = self.facts.ranks_of_draft(workload)
         if self.engine_ is not None:
             tokens = self.engine_.first_pass.tokens(gamma)
             first = self.engine_.forward_s(draft, batch=batch, tokens=tokens, context=context, cold=True)
@@ -469,7 +482,7 @@ class LatencyModel(LatencyOfRounds):
         if self.engine_ is not None:
             return self.engine_.forward_s(headless, batch=batch, tokens=2, context=context, cold=True)
         return self.forward_s(
-            headless, batch=batch, tokens=2, context=context, ranks=self.facts.draft_ranks(workload.tensor_parallel), cold=True
+            headless, batch=batch, tokens=2, context=context, ranks=self.facts.ranks_of_draft(workload), cold=True
         )
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:

@@ -423,6 +423,7 @@ class OpModel:
         if table is None and regime not in ("verify", "prefill"):
             raise MissingDataError(f"the profile has too few {regime} rows to price {ops[0]}; measure more of them")
         if table is None:
+            self.prepare([other for op in ops for other in self._packed(op)], cold)  # together: much quicker
             return [self._attention_s(op, cold) for op in ops]
         seconds, stds = table.predict_all(ops)
         warm = self._tables.get((regime, "warm"))
@@ -440,12 +441,11 @@ class OpModel:
         speed at which the prefill rows compute the same keys (PEAK_SHARE of the datasheet's without such rows), for the share of
         query-key pairs under the causal mask.
         """
-        keys = op.keys()
-        one = Attention(op.batch, 1, max(1, keys - 1), op.q_heads * op.tokens, op.kv_heads, op.head_dim)
+        keys, (one, *whole_prompt) = op.keys(), self._packed(op)
         packed, std = self.op_s(one, cold)
         pairs = seen_pairs(op)
-        if ("prefill", "cold") in self._tables and op.context:
-            whole, whole_std = self.op_s(Attention(op.batch, keys, 0, op.q_heads, op.kv_heads, op.head_dim), cold)
+        if whole_prompt:
+            whole, whole_std = self.op_s(whole_prompt[0], cold)
             computed, computed_std = whole * pairs / (keys * (keys + 1) / 2), math.hypot(whole_std, VERIFY_STD)
         else:
             flops = 4.0 * op.batch * pairs * op.q_heads * op.head_dim
@@ -454,6 +454,15 @@ class OpModel:
         if computed > packed:
             return computed, computed_std
         return packed, math.hypot(std, VERIFY_STD)
+
+    def _packed(self, op: Attention) -> list[Attention]:
+        """What attention of several tokens is priced by: one token of a model with more heads and, where prefill was measured,
+        the whole prompt."""
+        keys = op.keys()
+        one = Attention(op.batch, 1, max(1, keys - 1), op.q_heads * op.tokens, op.kv_heads, op.head_dim)
+        if ("prefill", "cold") not in self._tables or not op.context:
+            return [one]
+        return [one, Attention(op.batch, keys, 0, op.q_heads, op.kv_heads, op.head_dim)]
 
     def _elementwise_s(self, op: Elementwise) -> Answer:
         """From rows of the same name; on a GPU without them from ELEMENTWISE_S."""

@@ -94,7 +94,7 @@ class RooflineLatency(LatencyOfRounds):
 
     def draft_passes(self, draft: Architecture, workload: Workload, gamma: int) -> tuple[Estimate, Estimate]:
         """See `LatencyModel.draft_passes`; a roofline knows no warm weights."""
-        ranks, served = self.facts.draft_ranks(workload.tensor_parallel), self.facts.served_draft(draft)
+        ranks, served = self.facts.ranks_of_draft(workload), self.facts.served_draft(draft)
         tokens = self.rounds.costs.first_pass_tokens(gamma) if self.rounds is not None else 1
         batch, context = workload.batch_size, workload.context_len
         first = self.forward_s(served, batch=batch, tokens=tokens, context=context, ranks=ranks)
@@ -109,5 +109,5 @@ class RooflineLatency(LatencyOfRounds):
             batch=workload.batch_size,
             tokens=2,
             context=workload.context_len,
-            ranks=self.facts.draft_ranks(workload.tensor_parallel),
+            ranks=self.facts.ranks_of_draft(workload),
         )

@@ -262,7 +262,7 @@ class LatencyOfRounds:
     ) -> Passes:
         """A round's passes from the times of the target's, the draft's first and each later one."""
         layers = draft.num_hidden_layers
-        sharded = self.facts.draft_ranks(workload.tensor_parallel) > 1
+        sharded = self.facts.ranks_of_draft(workload) > 1
         reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
         return Passes(*times, gamma, workload.batch_size, layers, target.num_hidden_layers, reduces)
 

@@ -11,7 +11,7 @@ from archsearch.acceptance.known import AskedText
 from archsearch.acceptance.training import training_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter, RoundKind
-from archsearch.engine_facts import engine_facts
+from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.latency.drafted import running
 from archsearch.models.named_drafters import NamedDrafter, resolve_drafter
@@ -44,7 +44,7 @@ class EstimateRequest:
 
 
 @dataclass(frozen=True)
-class _Priced:
+class Priced:
     """One draft in one engine. `engine_class`: how the engine runs it, "" where nothing is known of that."""
 
     name: str
@@ -73,38 +73,48 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
 
     Raises ArchsearchError for an engine that does not run such drafts, or cannot shard one over the ranks.
     """
+    priced, about = price_drafts(request)
+    best = priced[0]
+    group_of: dict[int, int] = {}
+    for served in dict.fromkeys(item.source.served for item in priced):
+        found = [item for item in priced if item.source.served == served]
+        groups = found[0].scorer.indistinguishable([item.score for item in found])
+        for item in found:
+            group_of[id(item)] = next(number for number, group in enumerate(groups, start=1) if item.score in group)
+    return {
+        **about,
+        **engine_data(best.source),
+        "drafts": [item.to_dict(group_of[id(item)]) for item in priced],
+        "differences": _differences(priced),
+        "warnings": _warnings(priced),
+    }
+
+
+def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]]:
+    """Each draft in each engine, best first, and what was asked of them in words and numbers. Raises as `estimate_drafts`."""
     ref = resolve_target(request.target)
     asked_text = AskedText(domain=request.domain)  # nobody says which prompts
     acceptance, prior_words = acceptance_for(
         request.alpha, request.target, asked=asked_text, temperature=request.asked.temperature
     )
-    priced: list[_Priced] = []
+    priced: list[Priced] = []
     workloads: dict[str, Workload] = {}
-    group_of: dict[int, int] = {}
     named = [resolve_drafter(name, ref) for name in request.drafts]
     for asked in _requests(request, named):
         source, workload = choose_latency(asked, ref.architecture, kind_of(named))
         if any(each.drafter.rounds != kind_of(named) for each in named):  # each draft has its own way then
             source = replace(source, served=served_words(source.engine, source.rounds, source.device, how=False))
-        found = _priced(request, named, ref, source, workload, acceptance)
         workloads[source.served] = workload
-        groups = found[0].scorer.indistinguishable([item.score for item in found])
-        for item in found:
-            group_of[id(item)] = next(number for number, group in enumerate(groups, start=1) if item.score in group)
-        priced += found
+        priced += _priced(request, named, ref, source, workload, acceptance)
     priced.sort(key=lambda item: -item.score.speedup.value)
     best = priced[0]
-    return {
+    return priced, {
         "target": ref.name,
         "device": best.source.device.key,
         "latency": best.source.words,
         "workload": asdict(workloads[best.source.served]),
         "alpha": request.alpha,
         "prior": prior_words,
-        **engine_data(best.source),
-        "drafts": [item.to_dict(group_of[id(item)]) for item in priced],
-        "differences": _differences(priced),
-        "warnings": _warnings(priced),
     }
 
 
@@ -132,13 +142,13 @@ def _priced(
     source: LatencySource,
     workload: Workload,
     acceptance: AcceptanceEstimator,
-) -> list[_Priced]:
+) -> list[Priced]:
     """Each draft in one engine."""
     gammas = [request.gamma] if request.gamma else None
     scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain)
     found = []
     for each in named:
-        engine_facts(source.engine).check_drafter(each.drafter, workload.tensor_parallel, source.version, each.name)
+        engine_facts(source.engine).check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
         if each.model is not None and not request.training:
             training, doubt = training_of(each.model, ref)
@@ -149,7 +159,7 @@ def _priced(
         notes += _share_notes(score)
         rounds = source.rounds
         how = running(rounds, each.drafter.rounds).costs.title if rounds is not None else ""
-        found.append(_Priced(each.name, training, score, own, source, notes, how))
+        found.append(Priced(each.name, training, score, own, source, notes, how))
     return found
 
 
@@ -179,7 +189,7 @@ def _notes(target: Architecture, drafter: Drafter, workload: Workload, source: L
     return notes
 
 
-def _differences(priced: Sequence[_Priced]) -> list[dict[str, str]]:
+def _differences(priced: Sequence[Priced]) -> list[dict[str, str]]:
     """For each draft, why the engine it gains most in beats each other one; best first."""
     found = []
     for name in dict.fromkeys(item.name for item in priced):
@@ -188,9 +198,9 @@ def _differences(priced: Sequence[_Priced]) -> list[dict[str, str]]:
     return [asdict(row) for row in found]
 
 
-def _warnings(priced: Sequence[_Priced]) -> list[str]:
+def _warnings(priced: Sequence[Priced]) -> list[str]:
     """Warnings of every engine."""
-    by_engine: dict[str, list[_Priced]] = {}
+    by_engine: dict[str, list[Priced]] = {}
     for item in priced:
         by_engine.setdefault(item.source.served, []).append(item)
     return [

@@ -118,7 +118,10 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
 
 def _workload(asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode) -> Workload:
     ranks = asked.tensor_parallel or fitting_ranks(device, target, asked.batch_size, asked.context_len, dtype)
-    return Workload(asked.batch_size, asked.context_len, ranks, dtype, mode, asked.temperature)
+    return Workload(
+        asked.batch_size, asked.context_len, ranks, dtype, mode, asked.temperature,
+        asked.draft_tensor_parallel, asked.memory_fraction,
+    )  # fmt: skip
 
 
 def relative_of(device: Device, dtype: str) -> Profile | None:

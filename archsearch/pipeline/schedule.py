@@ -9,7 +9,7 @@ from typing import Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import Draft
-from archsearch.engine_facts import engine_facts, engine_title
+from archsearch.engine_facts import engine_facts, engine_title, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.export import vllm_config
@@ -112,7 +112,7 @@ def schedule_rank(
     score, folder = session.run.score(rank), session.run.best_dir(rank)
     scorer, words = serving_scorer(session, name)
     facts = engine_facts(name)
-    facts.check_drafter(score.proposer, scorer.workload.tensor_parallel, scorer.latency.engine_version)
+    facts.check_drafter(score.proposer, shared_by(scorer.workload), scorer.latency.engine_version)
     if score.family in facts.unscheduled:
         raise ArchsearchError(
             f"{facts.title} takes one gamma for {score.proposer.title}, whatever the batch size: it has no schedule for the "

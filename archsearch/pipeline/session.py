@@ -214,7 +214,7 @@ class SearchSession:
                 find_python(engine.name)
         source, workload = choose_latency(request.asked, target.architecture, request.kind)
         reach = request.asked.context_len + request.answer_tokens
-        searched = request.spaces(engine, source.version, target, engine.draft_ranks(workload.tensor_parallel), reach)
+        searched = request.spaces(engine, source.version, target, engine.ranks_of_draft(workload), reach)
         space = searched.spaces[0]
         limits = memory_limits(space, target.architecture, workload, source.device)
         arguments = request.arguments()

@@ -1,0 +1,122 @@
+"""`archsearch estimate --sweep`: what drafts are worth over a range of batch sizes, contexts, gammas or acceptances."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.capacity import memory_plan
+from archsearch.drafters.drafter import Drafter
+from archsearch.engine_facts import EngineFacts, engine_facts
+from archsearch.files import write_text
+from archsearch.hardware.device import Device
+from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
+from archsearch.pipeline.rounds_explained import engine_data
+from archsearch.pipeline.serving import check_batch
+from archsearch.traffic.curve import Curve, Sweep, curve, sweep_of
+from archsearch.workload import Workload
+
+COLUMNS: Final = (
+    "draft", "engine", "engine_version", "x", "gamma", "alpha", "tau", "speedup", "speedup_low", "speedup_high", "speedup_off",
+    "ideal", "tpot_ms", "plain_tpot_ms", "tokens_per_s", "plain_tokens_per_s", "running", "plain_running",
+    "throughput_gain", "pays",
+)  # fmt: skip
+
+
+def held_by(facts: EngineFacts, target: Architecture, device: Device, workload: Workload, drafter: Drafter | None) -> int | None:
+    """How many requests of the workload's context memory holds at once; None on a CPU, whose memory is not the engine's alone."""
+    if device.kind == "cpu":
+        return None
+    served = replace(workload, draft_tensor_parallel=facts.ranks_of_draft(workload))
+    return memory_plan(target, drafter, served, device).requests
+
+
+def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None) -> dict[str, Any]:
+    """The drafts of `request` over `axis`; `span`: `LOW:HIGH` or `LOW:HIGH:POINTS`.
+
+    Raises ArchsearchError for what is no range, or an engine that does not run what it asks for.
+    """
+    sweep_of(axis, span, 2)  # what is no range is refused before anything is priced
+    priced, about = price_drafts(request)
+    target = priced[0].scorer.target
+    sweep = sweep_of(axis, span, max(target.max_position_embeddings, 256))
+    if sweep.axis == "batch":
+        for item in priced:
+            check_batch(engine_facts(item.source.engine), item.source.device, int(sweep.values[-1]))
+    curves = [(item, _curve(item, sweep)) for item in priced]
+    return {
+        **about,
+        "sweep": sweep.axis,
+        "gamma": request.gamma,
+        "curves": [_told(item, found) for item, found in curves],
+    }
+
+
+def _curve(item: Priced, sweep: Sweep) -> Curve:
+    facts, scorer, device = engine_facts(item.source.engine), item.scorer, item.source.device
+    return curve(
+        scorer,
+        item.score.proposer,
+        sweep,
+        lambda workload, drafter: held_by(facts, scorer.target, device, workload, drafter),
+    )
+
+
+def _told(item: Priced, found: Curve) -> dict[str, Any]:
+    largest = item.scorer.latency.largest_batch
+    notes = list(item.notes)
+    if largest is not None:
+        notes.append(f"passes were measured up to batch size {largest}; beyond twice that the curve is a guess")
+    memory = memory_of(item)
+    return {"draft": item.name, **engine_data(item.source), "notes": notes, "memory": memory, **found.to_dict()}
+
+
+def memory_of(item: Priced) -> dict[str, Any] | None:
+    """What the fullest device holds with the draft and without; None on a CPU."""
+    device, scorer = item.source.device, item.scorer
+    if device.kind == "cpu":
+        return None
+    served = replace(scorer.workload, draft_tensor_parallel=engine_facts(item.source.engine).ranks_of_draft(scorer.workload))
+    with_draft, alone = (asdict(memory_plan(scorer.target, each, served, device)) for each in (item.score.proposer, None))
+    return {"with_draft": with_draft, "alone": alone, "draft_ranks": served.draft_tensor_parallel}
+
+
+def curve_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points of all curves, a row each, by COLUMNS."""
+    rows = []
+    for item in result["curves"]:
+        for point in item["points"]:
+            gain = point["speedup"]
+            row = {
+                **{name: item[name] for name in ("draft", "engine", "engine_version")},
+                **{name: point[name] for name in COLUMNS if name in point},
+                "alpha": point["alpha"]["value"],
+                "tau": point["tau"]["value"],
+                "speedup": gain["value"],
+                "speedup_low": gain.get("low"),
+                "speedup_high": gain.get("high"),
+                "tpot_ms": 1e3 * point["tpot_s"]["value"],
+                "plain_tpot_ms": 1e3 * point["plain_tpot_s"]["value"],
+                "tokens_per_s": point["tokens_per_s"]["value"],
+                "plain_tokens_per_s": point["plain_tokens_per_s"]["value"],
+            }
+            rows.append({name: row[name] for name in COLUMNS})
+    return rows
+
+
+def write_curves(result: Mapping[str, Any], path: Path) -> None:
+    """The curves as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_rounded(curve_rows(result)))
+    write_text(path, text.getvalue())
+
+
+def _rounded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()} for row in rows]

@@ -1,0 +1,149 @@
+"""What plain steps and rounds take over many conditions at once: priced at a ladder of them, read off in between.
+
+Kernels of one batch are priced in milliseconds, so a curve of hundreds of points is priced at some tens (`ladder`) and read off
+in between, straight in the logarithms of both axes; std likewise. Everything is [conditions] or [conditions, gammas], seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import PassOps
+from archsearch.drafters.drafter import Draft, Drafter
+from archsearch.drafters.registry import as_drafter
+from archsearch.latency.composed import Part
+from archsearch.latency.drafted import rows_of
+from archsearch.workload import Workload
+
+Array = NDArray[np.float64]
+EXACT: Final = 8  # every batch size up to this one is priced
+STEP: Final = 2.0**0.25  # from one rung of a ladder to the next
+LEAST: Final = 1e-9  # seconds; keeps logarithms of what takes nothing finite
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Seconds of `target` and `drafter` at `at` (ascending batch sizes, or contexts). `idle`: what the loaded draft costs a step
+    that drafts nothing. `source`: the weakest of all."""
+
+    at: Array
+    gammas: tuple[int, ...]
+    decode: Array
+    decode_std: Array
+    idle: Array
+    draft: Array
+    verify: Array
+    verify_std: Array
+    round: Array
+    round_std: Array
+    source: str
+    host_bound: NDArray[np.bool_]
+
+    def read(self, points: Sequence[float] | Array) -> RoundTimes:
+        """The times at `points`, each between the first and the last of `at`."""
+        wanted = np.asarray(points, dtype=float)
+        if len(self.at) == 1:
+            rows = np.zeros(len(wanted), dtype=int)
+            share = np.zeros(len(wanted))
+            high = rows
+        else:
+            places = np.log(np.maximum(self.at, 0.5))
+            x = np.clip(np.log(np.maximum(wanted, 0.5)), places[0], places[-1])
+            rows = np.clip(np.searchsorted(places, x, side="right") - 1, 0, len(places) - 2)
+            high = rows + 1
+            share = (x - places[rows]) / (places[high] - places[rows])
+
+        def mixed(values: Array) -> Array:
+            logs = np.log(np.maximum(values, LEAST))
+            weight = share if values.ndim == 1 else share[:, None]
+            found = np.exp((1.0 - weight) * logs[rows] + weight * logs[high])
+            return np.where(found <= 2.0 * LEAST, 0.0, found)
+
+        bound = np.where(share[:, None] < 0.5, self.host_bound[rows], self.host_bound[high])
+        return replace(
+            self, at=wanted, host_bound=bound,
+            **{name: mixed(getattr(self, name)) for name in ARRAYS},
+        )  # fmt: skip
+
+
+ARRAYS: Final = ("decode", "decode_std", "idle", "draft", "verify", "verify_std", "round", "round_std")
+
+
+def ladder(low: int, high: int, *, exact: int = EXACT) -> tuple[int, ...]:
+    """Whole numbers from `low` to `high`: each up to `exact`, then about four an octave, and both ends."""
+    found, at = set(range(low, min(exact, high) + 1)) | {low, high}, float(max(low, exact, 1))
+    while at < high:
+        found.add(round(at))
+        at *= STEP
+    return tuple(sorted(found))
+
+
+def round_times(
+    latency: Any, target: Architecture, draft: Draft, workloads: Sequence[Workload], at: Sequence[int], gammas: Sequence[int]
+) -> RoundTimes:
+    """The times under each of `workloads`, which stand at `at`. A drafter that cannot draft some of `gammas` is asked for the
+    rest; all kernels are priced together."""
+    drafter = as_drafter(draft)
+    able = drafter.gammas(tuple(gammas))
+    _prepare(latency, target, drafter, workloads, able)
+    asked = drafter.model or drafter
+    rows: dict[str, list[Any]] = {name: [] for name in ARRAYS}
+    bounds, source = [], "modelled"
+    for workload in workloads:
+        plain = latency.decode_s(target, workload)
+        rounds = [latency.round(target, asked, workload, gamma, latency.verify_s(target, workload, gamma)) for gamma in able]
+        rows["decode"].append(plain.value)
+        rows["decode_std"].append(plain.std)
+        rows["idle"].append(latency.idle_s(target, asked, workload).value)
+        for name, values in (
+            ("draft", [time.draft_s.value for time in rounds]),
+            ("verify", [time.verify_s.value for time in rounds]),
+            ("verify_std", [time.verify_s.std for time in rounds]),
+            ("round", [time.round_s.value for time in rounds]),
+            ("round_std", [time.round_s.std for time in rounds]),
+        ):
+            rows[name].append(values)
+        bounds.append([time.bound == "host" for time in rounds])
+        source = rounds[0].round_s.source if rounds else source
+    arrays = {name: np.asarray(values, dtype=float) for name, values in rows.items()}
+    return RoundTimes(
+        at=np.asarray(at, dtype=float), gammas=able, source=source, host_bound=np.asarray(bounds, dtype=bool), **arrays
+    )
+
+
+def _prepare(latency: Any, target: Architecture, drafter: Drafter, workloads: Sequence[Workload], gammas: Sequence[int]) -> None:
+    """Tell a model of kernels which passes will be asked for."""
+    if not hasattr(latency, "prepare"):
+        return
+    wanted = list(_target_parts(target, workloads, gammas))
+    passes: list[PassOps] = []
+    for workload in workloads:
+        if drafter.model is not None:
+            wanted += _draft_parts(latency, drafter.model, workload, gammas)
+        else:
+            plans = [drafter.plan(rows_of(latency, workload, gamma)) for gamma in gammas]
+            passes += [ops for plan in plans for ops in (plan.first, plan.step) if ops is not None]
+    latency.prepare(wanted, passes)
+
+
+def _target_parts(
+    target: Architecture, workloads: Sequence[Workload], gammas: Sequence[int]
+) -> Iterable[tuple[Architecture, Part, int]]:
+    for workload in workloads:
+        for tokens in (1, *(gamma + 1 for gamma in gammas)):
+            yield target, Part(workload.batch_size, tokens, workload.context_len), workload.tensor_parallel
+
+
+def _draft_parts(
+    latency: Any, model: Architecture, workload: Workload, gammas: Sequence[int]
+) -> list[tuple[Architecture, Part, int]]:
+    served, ranks = latency.facts.served_draft(model), latency.facts.ranks_of_draft(workload)
+    costs = latency.rounds.costs if latency.rounds is not None else None
+    tokens = {costs.first_pass_tokens(gamma) if costs is not None else 1 for gamma in gammas} | {1}
+    return [(served, Part(workload.batch_size, count, workload.context_len, 1), ranks) for count in sorted(tokens)]
