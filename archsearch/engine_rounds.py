@@ -42,6 +42,11 @@ class RoundCosts:
 
     GPU: `round_s` + gamma `token_s` + batch `sequence_s`. Host: `host_round_s` + gamma (`host_token_s` + draft layers x
     `host_layer_s`) + target layers x `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph.
+
+    Of drafters that do not propose in every round (n-gram, suffix): `padded`: they are filled up to gamma for every sequence,
+    so each round verifies all of them; else `ragged_layer_s`: the host's time for a layer of the target where sequences verify
+    different numbers of tokens, which no graph of the whole pass fits, and `waits_s`: what a round without any proposal adds to a
+    plain step.
     """
 
     name: str
@@ -60,6 +65,9 @@ class RoundCosts:
     largest_batch: int
     source: str
     covariance: tuple[tuple[float, ...], ...] = ()  # of COSTS, s^2, where they were measured together; the machine is in it
+    padded: bool = False
+    ragged_layer_s: Estimate = _ZERO
+    waits_s: Estimate = _ZERO
 
     def first_pass_tokens(self, gamma: int) -> int:
         """Tokens per sequence that the draft's first pass of a round reads."""
@@ -167,6 +175,9 @@ def round_costs(name: str) -> RoundCosts:
         first_tokens=tuple(row["first_tokens"]),
         largest_batch=row["largest_batch"],
         source=" ".join(row["source"].split()),
+        padded=row.get("padded", False),
+        ragged_layer_s=_ms(row.get("ragged_layer")),
+        waits_s=_ms(row.get("waits")),
         **costs,
     )
 

@@ -3,12 +3,14 @@
 | `Drafter.acceptance` | from |
 |---|---|
 | `independent`, `eagle1`, `eagle3`, `mtp`, `block`, `medusa` | the estimator: the table's terms and drifts for that kind |
-| `parallel_head` (P-EAGLE) | as `block`: all positions in one pass on hidden states; published rows of one target only |
+| `parallel_head` (P-EAGLE) | the first position of an EAGLE-3 head, computed alike; `PARALLEL_HEAD_DRIFT` along the block |
 | `parallel_draft` (PARD) | as an independent draft that sinks along the block (`PARALLEL_DRIFT`) |
 | `ngram`, `suffix` | `LOOKUPS` by kind of text; to be measured on the user's own text, which needs no training |
 | `early_exit` | `EXIT_LEVEL`, from two untrained cuts of this project; checkpoints trained for it accept far more |
 
 Of a head of another size than usual HEAD_SIZE is assumed. An alpha that the user gave holds for every family.
+
+ASSUMED names the families of which too little was published to be ranked by what is believed of them.
 """
 
 from __future__ import annotations
@@ -24,9 +26,14 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.estimate import Estimate
 from archsearch.speedup import accepted_by_position, alpha_estimate, drifting_positions, logit, logit_std
 
-# Logit per position of drafts that fill in all positions at once: P-EAGLE and block drafters -0.04 to -0.15.
-PARALLEL_DRIFT: Final = Estimate(-0.10, 0.15, "prior")
-PARALLEL_STD: Final = 0.3  # logit: what an independent draft loses by drafting in parallel, nobody varied it
+# Logit per position of P-EAGLE heads: fitted as `drifts.Drifts` fits the table's kinds to five sweeps of three targets (one study
+# a target), benchmarks/results/2026-11-22-families/parallel.csv.
+PARALLEL_HEAD_DRIFT: Final = Estimate(-0.17, 0.14, "prior")
+# The same of PARD: its paper's first and fourth position of one draft, .93 -> .90 and .88 -> .85.
+PARALLEL_DRIFT: Final = Estimate(-0.11, 0.15, "prior")
+# logit: what drafting in parallel costs at the first position. Nobody varied it at equal training; one P-EAGLE head stands 0.2 to
+# 0.6 above another's EAGLE-3 head of the same target.
+PARALLEL_STD: Final = 0.3
 # Lookup: what followed once goes on once it has begun. Conditional acceptance by position of n-gram drafts of a Llama of 8B in
 # vLLM (pull request 24344): .81 .91 .95 .97 .97 on code edits, .69 .83 .88 .90 .93 on InstructCoder: +0.65 and +0.45 a position.
 LOOKUP_DRIFT: Final = Estimate(0.5, 0.2, "prior")
@@ -68,12 +75,26 @@ EXIT_SHARES: Final = (8 / 30, 24 / 30)
 EXIT_STD: Final = 0.8
 
 
+ASSUMED: Final[Mapping[str, str]] = {
+    "parallel_head": "published heads of three targets, none beside an EAGLE-3 head trained alike",
+    "parallel_draft": "positions of one published draft",
+    "medusa": "6 published rows of one target",
+    "ngram": "published by kind of text, not replayed on yours",
+    "suffix": "published by kind of text, not replayed on yours",
+    "early_exit": "two untrained cuts of one target",
+}
+"""Kinds of acceptance of which less than three targets were published (rows of the table), or nothing of the user's text: why
+they are assumed."""
+
+
 @dataclass(frozen=True)
 class FamilyAcceptance:
-    """Acceptance in rounds that draft, and `share`, how many do: None where all do."""
+    """Acceptance in rounds that draft, and `share`, how many do: None where all do. `assumed`: why it is no more than a belief,
+    "" where enough was published, measured or given."""
 
     acceptance: Acceptance
     share: Estimate | None = None
+    assumed: str = ""
 
     def tau(self, tau: Estimate) -> Estimate:
         """tau over all rounds from that of rounds that draft."""
@@ -92,6 +113,11 @@ class FamilyAcceptance:
 
 def acceptance_of(drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext) -> FamilyAcceptance:
     """What is believed of `drafter` in `context`, whose `drafter` is left to this function."""
+    found = _believed(drafter, estimator, context)
+    return found if isinstance(estimator, GivenAcceptance) else replace(found, assumed=ASSUMED.get(drafter.acceptance, ""))
+
+
+def _believed(drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext) -> FamilyAcceptance:
     kind = drafter.acceptance
     if kind == "independent":
         return FamilyAcceptance(estimator.predict(drafter.architecture, context))
@@ -103,11 +129,17 @@ def acceptance_of(drafter: Drafter, estimator: AcceptanceEstimator, context: Acc
         own = estimator.predict(drafter.architecture, context)
         if given:
             return FamilyAcceptance(own)
-        std = math.hypot(own.alpha.std, PARALLEL_STD * own.alpha.value * (1.0 - own.alpha.value))
-        return FamilyAcceptance(Acceptance(Estimate(own.alpha.value, std, own.alpha.source), PARALLEL_DRIFT))
+        return FamilyAcceptance(Acceptance(_doubted(own.alpha), PARALLEL_DRIFT))
     found = estimator.predict(drafter.architecture, context_for(drafter, context))
+    if kind == "parallel_head" and not given:
+        found = Acceptance(_doubted(found.alpha), PARALLEL_HEAD_DRIFT)
     decades = 0.0 if given else _decades(drafter, context)
     return FamilyAcceptance(replace(found, alpha=_shifted(found.alpha, decades)) if decades else found)
+
+
+def _doubted(alpha: Estimate) -> Estimate:
+    """alpha with the doubt about drafting in parallel."""
+    return Estimate(alpha.value, math.hypot(alpha.std, PARALLEL_STD * alpha.value * (1.0 - alpha.value)), alpha.source)
 
 
 def _decades(drafter: Drafter, context: AcceptanceContext) -> float:
@@ -124,7 +156,7 @@ def _shifted(alpha: Estimate, decades: float) -> Estimate:
 
 def context_for(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
     """The context in which the table is asked about a drafter: of its kind, made for its target."""
-    kind = {"parallel_head": "block"}.get(drafter.acceptance, drafter.acceptance)
+    kind = {"parallel_head": "eagle3"}.get(drafter.acceptance, drafter.acceptance)
     if kind == "independent" or kind in _OWN or kind == "parallel_draft":
         return context
     return replace(context, drafter=kind, training="target", trained_tokens=None)

@@ -14,11 +14,12 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
 from archsearch.errors import InvalidShapeError
 
-# What the host takes to look for a match: a call, and a linear pass over the tokens of each sequence. Assumed (vLLM's n-gram
-# proposer is compiled by numba and runs on one thread below 8,192 tokens); 0.1 ms at batch 32 and a context of 256.
+# What the host takes to look for a match: a call, and a linear pass over the tokens of each sequence. The call and a sequence are
+# assumed. A token: 70.3 ms for 512 sequences of 129,536 tokens, vLLM's proposer on one thread (its pull request 56732); below
+# 8,192 tokens it runs on one.
 CALL_S: Final = 5e-5
 SEQUENCE_S: Final = 1e-6
-TOKEN_S: Final = 2e-9
+TOKEN_S: Final = 1.06e-9
 TREE_FACTOR: Final = 2.0  # suffix trees instead of a scan: assumed
 
 

@@ -103,11 +103,15 @@ def _mean_round(
 ) -> RoundTime:
     """The mean over rounds of which `drafts_share` draft, for each sequence by itself.
 
-    Where at least one of the batch drafts, a round whose verification reads gamma + 1 rows of those that draft and one of the
-    others, linear in between; else a plain step. What looks for a draft does so in every round.
+    An engine that fills drafts up verifies all of them in every round. Else, where at least one of the batch drafts, a round
+    whose verification reads gamma + 1 rows of those that draft and one of the others, linear in between; where none does, a
+    plain step. What looks for a draft does so in every round. A pass that a graph does not fit waits for the host.
     """
+    costs = running(latency.rounds, drafter.rounds).costs if latency.rounds is not None else None
+    if costs is not None and costs.padded:
+        return _drafting(latency, target, drafter, workload, priced, verify)
     share = drafter.drafts_share
-    some = 1.0 - (1.0 - share) ** workload.batch_size
+    some, every = 1.0 - (1.0 - share) ** workload.batch_size, share**workload.batch_size
     of_them = share / some if some > 0.0 else 0.0  # that draft, where one does
     alone, plain = latency.verify_s(target, workload, 0), latency.decode_s(target, workload)
     read_std = (1.0 - of_them) * alone.std + of_them * verify.std
@@ -115,7 +119,15 @@ def _mean_round(
     time = _drafting(latency, target, drafter, workload, priced, read)
     rest = plain.value - alone.value  # of a plain step, beside its pass
     passes = Estimate(some * read.value + (1.0 - some) * alone.value, some * read.std + (1.0 - some) * alone.std, read.source)
-    overhead = Estimate(some * time.overhead_s.value + (1.0 - some) * rest, time.overhead_s.std, time.overhead_s.source)
+    added, added_std = some * time.overhead_s.value + (1.0 - some) * rest, time.overhead_s.std
+    if costs is not None:
+        host, layers = costs.ragged_layer_s, target.num_hidden_layers
+        ragged = ((some - every, read.value), (1.0 - some, alone.value))
+        waits = math.fsum(chance * max(0.0, layers * host.value - of_pass) for chance, of_pass in ragged)
+        added += waits + (1.0 - some) * costs.waits_s.value
+        waits_std = layers * host.std * (1.0 - every) if waits > 0.0 else 0.0
+        added_std = math.hypot(added_std, waits_std, (1.0 - some) * costs.waits_s.std)
+    overhead = Estimate(added, added_std, time.overhead_s.source)
     parts = (time.draft_s, passes, overhead)
     source = weakest_source(passes.source, time.draft_s.source)
     total = Estimate(math.fsum(part.value for part in parts), math.hypot(*(part.std for part in parts)), source)

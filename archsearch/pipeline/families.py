@@ -124,6 +124,7 @@ def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
             "tau": score.tau.to_dict(),
             "speedup": score.speedup.to_dict(),
             "trains": score.proposer.trains,
+            "assumed": score.assumed,
         }
         for score in best_of_each(ranked)
     ]

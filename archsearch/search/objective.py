@@ -86,7 +86,7 @@ class Score:
     `round_s`: one round. `host_s`: what the engine's host needs to launch it, `bound`: which of GPU and host decides it; both
     None where the host is not told apart (CPUs, engines of which nothing is known). `family` and `drafter`: what drafts;
     `drafter` None: an independent draft of that `architecture`. Of a drafter that does not draft in every round tau is over all
-    rounds and alpha of those that draft.
+    rounds and alpha of those that draft. `assumed`: why its acceptance is no more than a belief (`acceptance.families.ASSUMED`).
     """
 
     rank: int | None
@@ -109,6 +109,12 @@ class Score:
     engine_version: str | None = None
     family: str = "independent"
     drafter: Drafter | None = None
+    assumed: str = ""
+
+    @property
+    def ranked_by(self) -> float:
+        """The speed-up by which it stands among other families: the lower end of its interval where acceptance is assumed."""
+        return self.speedup.low if self.assumed and self.speedup.low is not None else self.speedup.value
 
     @property
     def proposer(self) -> Drafter:
@@ -155,7 +161,7 @@ class Score:
 ESTIMATES: Final = (
     "alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha", "round_s", "host_s",
 )  # fmt: skip
-LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter")
+LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter", "assumed")
 """Fields that score.json of earlier versions does not have."""
 
 
@@ -207,6 +213,7 @@ class Scorer:
             alpha,
             lambda gamma: 1.0 + share * math.fsum(reach[:gamma]),
             tau_of,
+            assumed=known.assumed,
         )
 
     def believed(self, drafter: Drafter) -> FamilyAcceptance:
@@ -279,6 +286,7 @@ class Scorer:
         tokens_of: Callable[[int], float],
         tau_of: Callable[[int], Estimate],
         gammas: Sequence[int] | None = None,
+        assumed: str = "",
     ) -> Score:
         """The Score at the gamma with the highest speed-up; `tokens_of` is the cheap mean of `tau_of`."""
         decode_s = self.decode_s.value
@@ -320,6 +328,7 @@ class Scorer:
             engine_version=self.latency.engine_version,
             family=drafter.family,
             drafter=None if isinstance(drafter, Independent) else drafter,
+            assumed=assumed,
         )
 
     def _drafting(self, round_s: Estimate, drafter: Drafter) -> Estimate:
@@ -403,7 +412,7 @@ def grouped(scores: Sequence[Score], std_of: Callable[[Score, Score], float]) ->
     """Groups, best first: each is led by the best score left and holds all that are not worse than it by more than `std_of` the
     two. Inside a group the model cannot say which is faster: choose by memory, or measure.
     """
-    rest = sorted(scores, key=lambda item: -item.speedup.value)
+    rest = sorted(scores, key=lambda item: -item.ranked_by)
     groups = []
     while rest:
         leader, others = rest[0], rest[1:]

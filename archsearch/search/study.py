@@ -199,11 +199,14 @@ def search(
 
 
 def merged(results: Sequence[SearchResult]) -> SearchResult:
-    """Searches of several spaces with one scorer as one: all scores ranked together, the trials one after the other."""
+    """Searches of several spaces with one scorer as one: all scores ranked together, the trials one after the other.
+
+    A family whose acceptance is assumed is ranked by the lower end of its speed-up: it does not win by an assumption.
+    """
     if len(results) == 1:
         return results[0]
     rows = [row for result in results for row in result.trials]
-    ranked = sorted((score for result in results for score in result.best), key=_order)
+    ranked = sorted((score for result in results for score in result.best), key=lambda score: (-score.ranked_by, _order(score)))
     best = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
     return SearchResult(best, [{**row, "number": number} for number, row in enumerate(rows)])
 

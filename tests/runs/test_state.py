@@ -29,7 +29,7 @@ def test_a_file_of_version_0_1_0_is_read_and_keeps_its_format(old: dict) -> None
     for name in ("seconds", "longer_s"):  # shares of time, which nothing reads any more
         old["finalists"].pop(name)
     predicted = [  # what drafts was an independent draft, for there was nothing else
-        score | dict.fromkeys(LATER) | {"family": "independent", "drafter": Independent(shape).to_dict()}
+        score | dict.fromkeys(LATER) | {"family": "independent", "drafter": Independent(shape).to_dict(), "assumed": ""}
         for score in old["finalists"]["predicted"]
         for shape in [Architecture.from_dict(score["architecture"])]
     ]

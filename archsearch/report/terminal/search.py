@@ -62,12 +62,18 @@ def family_lines(result: dict[str, Any]) -> list[str]:
     rows = [
         (
             item["family"], str(item["rank"]), f" {item['label']}", f"{item['parameters'] / 1e6:,.0f}M", str(item["gamma"]),
-            plus_minus(item["alpha"]), plus_minus(item["tau"]), plus_minus(item["speedup"]), "yes" if item["trains"] else "no",
+            plus_minus(item["alpha"]), plus_minus(item["tau"]),
+            plus_minus(item["speedup"]) + ("*" if item.get("assumed") else " "), "yes" if item["trains"] else "no",
         )
         for item in result["families"]
     ]  # fmt: skip
     header = ("family", "rank", " best", "parameters", "gamma", "alpha", "tau", "speed-up", "to train")
-    return ["The best of each family:", table(rows, header)]
+    lines = ["The best of each family:", table(rows, header)]
+    assumed = [item for item in result["families"] if item.get("assumed")]
+    if assumed:
+        why = "; ".join(f"{item['family']} ({item['assumed']}) by {item['speedup']['low']:.2f}x" for item in assumed)
+        lines += [f"  {line}" for line in wrap(f"* assumed, so ranked by the lower end of its interval: {why}.", 96)]
+    return lines
 
 
 def rival_lines(result: dict[str, Any]) -> list[str]:
