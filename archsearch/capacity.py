@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import kv_cache_bytes, parameters
+from archsearch.architecture.counts import kv_cache_bytes, parameters, weight_bytes
+from archsearch.architecture.experts import ExpertLayout, expert_layout
 from archsearch.architecture.ops import shard_kv_heads, shard_size
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.hardware.device import Device
@@ -73,10 +74,21 @@ def shard(arch: Architecture, ranks: int) -> Architecture:
     """
     if ranks == 1:
         return arch
+    heads = shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
+    ffn = -(-arch.intermediate_size // ranks)
+    if arch.moe_layers < arch.num_hidden_layers:
+        ffn = shard_size(arch.intermediate_size, ranks, "intermediate_size")
+    kv_heads = shard_kv_heads(arch.num_key_value_heads, ranks)
+    layout = expert_layout(arch, ranks) if arch.num_experts else ExpertLayout()
+    local = arch.num_experts // layout.expert_ranks
     return arch.replace(
-        num_attention_heads=shard_size(arch.num_attention_heads, ranks, "num_attention_heads"),
-        intermediate_size=shard_size(arch.intermediate_size, ranks, "intermediate_size"),
-        num_key_value_heads=shard_kv_heads(arch.num_key_value_heads, ranks),
+        num_attention_heads=heads,
+        intermediate_size=ffn,
+        num_key_value_heads=kv_heads,
+        num_experts=local,
+        num_experts_per_tok=min(arch.num_experts_per_tok, local),
+        moe_intermediate_size=arch.moe_intermediate_size // layout.tensor_ranks,
+        shared_expert_size=shard_size(arch.shared_expert_size, ranks, "shared_expert_size"),
         vocab_size=-(-arch.vocab_size // ranks),
         draft_vocab_size=None if arch.draft_vocab_size is None else -(-arch.draft_vocab_size // ranks),
     )
@@ -96,7 +108,7 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
         draft = shard(draft, ranks)
         weights, cache = parameters(draft) * size, kv_cache_bytes(draft, context, size, batch)
     return MemoryUse(
-        target_weight_bytes=parameters(part) * size,
+        target_weight_bytes=weight_bytes(part, size),
         draft_weight_bytes=weights,
         target_kv_bytes=kv_cache_bytes(part, context, size, batch),
         draft_kv_bytes=cache,

@@ -7,10 +7,33 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from archsearch.architecture.attention import attention_kind, layer_windows
 from archsearch.errors import InvalidShapeError
+
+EXPERT_BYTES: Final = {"mxfp4": 0.53125}
+"""Bytes a weight of formats that experts alone are kept in. MXFP4: 4 bits and a scale of 8 bits for each 32 (OCP MX 1.0)."""
+_LATER_FIELDS: Final = frozenset(
+    (
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "shared_expert_size",
+        "first_dense_layers",
+        "expert_format",
+        "served_dtype",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "attention_sinks",
+        "sandwich_norms",
+        "routing_skew",
+    )
+)
+_DENSE_TYPES: Final = {"qwen3_moe": "qwen3"}
+_WRITTEN_TYPES: Final = ("llama", "mistral", "ministral", "qwen2", "qwen3", "opt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +44,15 @@ class Architecture:
     full vocabulary. The input embedding always has `vocab_size` rows: a lookup costs memory, not time.
     `gated_mlp`: gate, up and down projections (Llama) rather than up and down (OPT).
     `learned_positions`: rows of a learned position table (OPT), 0 with rotary embeddings.
+
+    Mixture of experts (`num_experts` > 0): all layers but the first `first_dense_layers` route a token to `num_experts_per_tok`
+    experts of `moe_intermediate_size` FFN columns, beside shared experts of `shared_expert_size` columns in all;
+    `intermediate_size` is then the FFN of dense layers. `expert_format`: the format that experts are kept in ("mxfp4") where it
+    is not the dtype of the rest; `routing_skew`: how unevenly tokens choose them (see `experts`), None: as usual. `served_dtype`:
+    the dtype that the published weights are in where they are quantised.
+    MLA (`kv_lora_rank` > 0): keys and values come out of a latent of `kv_lora_rank` numbers beside `qk_rope_head_dim` rotated
+    ones, both shared by all heads; `head_dim` is that of queries, `v_head_dim` of values. `attention_sinks`: a learned logit a
+    head (gpt-oss); `sandwich_norms`: norms behind attention and FFN too (Gemma 3).
     """
 
     hidden_size: int
@@ -44,6 +76,20 @@ class Architecture:
     max_position_embeddings: int = 4096
     rope_theta: float = 10000.0
     model_type: str = "llama"
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    shared_expert_size: int = 0
+    first_dense_layers: int = 0
+    expert_format: str = ""
+    served_dtype: str = ""
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    attention_sinks: bool = False
+    sandwich_norms: bool = False
+    routing_skew: float | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -70,6 +116,35 @@ class Architecture:
                 f"draft_vocab_size must lie between 1 and vocab_size={self.vocab_size}, got {self.draft_vocab_size}"
             )
         layer_windows(self.window_pattern, self.sliding_window, 1)
+        self._check_experts()
+        self._check_latent()
+
+    def _check_experts(self) -> None:
+        sizes = (self.num_experts_per_tok, self.moe_intermediate_size, self.shared_expert_size, self.first_dense_layers)
+        if min(self.num_experts, *sizes) < 0:
+            raise InvalidShapeError(f"sizes of experts must not be negative, got {min(self.num_experts, *sizes)}")
+        if self.expert_format and self.expert_format not in EXPERT_BYTES:
+            raise InvalidShapeError(f"expert_format must be one of {', '.join(EXPERT_BYTES)}, got {self.expert_format!r}")
+        if not self.num_experts:
+            if any(sizes) or self.expert_format:
+                raise InvalidShapeError("experts' sizes are given but num_experts is 0; set num_experts or leave them out")
+            return
+        if not 1 <= self.num_experts_per_tok <= self.num_experts or not self.moe_intermediate_size:
+            raise InvalidShapeError(
+                f"{self.num_experts} experts need moe_intermediate_size and num_experts_per_tok between 1 and as many, got "
+                f"{self.moe_intermediate_size} and {self.num_experts_per_tok}"
+            )
+        if self.first_dense_layers > self.num_hidden_layers:
+            raise InvalidShapeError(f"first_dense_layers ({self.first_dense_layers}) is more than the layers there are")
+
+    def _check_latent(self) -> None:
+        if min(self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim) < 0:
+            raise InvalidShapeError("the ranks and head sizes of latent attention must not be negative")
+        if self.kv_lora_rank and not (0 < self.qk_rope_head_dim < self.head_dim and self.v_head_dim):
+            raise InvalidShapeError(
+                f"latent attention needs qk_rope_head_dim below head_dim ({self.head_dim}) and v_head_dim, got "
+                f"{self.qk_rope_head_dim} and {self.v_head_dim}"
+            )
 
     @property
     def head_rows(self) -> int:
@@ -89,13 +164,28 @@ class Architecture:
         return self.num_key_value_heads * self.head_dim
 
     @property
+    def attention_out_size(self) -> int:
+        """Numbers that attention hands to its output projection."""
+        return self.num_attention_heads * (self.v_head_dim or self.head_dim)
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that a layer keeps of a token: keys and values, or the latent that stands for them."""
+        return self.kv_lora_rank + self.qk_rope_head_dim if self.kv_lora_rank else 2 * self.kv_size
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts; they come last."""
+        return self.num_hidden_layers - self.first_dense_layers if self.num_experts else 0
+
+    @property
     def kv_group_size(self) -> int:
         """Query heads per KV head: 1 is MHA, all of them MQA, between GQA."""
         return self.num_attention_heads // self.num_key_value_heads
 
     @property
     def attention_kind(self) -> str:
-        return attention_kind(self.num_attention_heads, self.num_key_value_heads)
+        return "MLA" if self.kv_lora_rank else attention_kind(self.num_attention_heads, self.num_key_value_heads)
 
     def windows(self) -> list[int | None]:
         """The sliding window of each layer, None for full attention."""
@@ -104,8 +194,34 @@ class Architecture:
     def replace(self, **changes: Any) -> Architecture:
         return dataclasses.replace(self, **changes)
 
+    def without_experts(self) -> Architecture:
+        """The same layers with a plain FFN of `intermediate_size`."""
+        return self.replace(
+            num_experts=0,
+            num_experts_per_tok=0,
+            moe_intermediate_size=0,
+            shared_expert_size=0,
+            first_dense_layers=0,
+            expert_format="",
+        )
+
+    def dense(self) -> Architecture:
+        """The plain transformer of the same width, layers, heads and vocabulary: what a draft of this target may look like.
+
+        Experts give way to one FFN of `intermediate_size`, a latent to keys and values of its own size in as many heads.
+        """
+        plain = {field.name: field.default for field in dataclasses.fields(self) if field.name in _LATER_FIELDS}
+        head_dim = self.v_head_dim or self.head_dim
+        kind = self.model_type if self.model_type in _WRITTEN_TYPES else _DENSE_TYPES.get(self.model_type, "llama")
+        if self.mlp_bias and self.num_experts:  # gpt-oss: biases of experts, and of all that attends
+            plain |= dict.fromkeys(("mlp_bias", "attention_bias", "attention_output_bias"), False)
+        return self.replace(**plain, head_dim=head_dim, model_type=kind)
+
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """All fields by name; those of experts and latents only where they say something, so that files stay as they were."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in _LATER_FIELDS}
+        given = dataclasses.asdict(self)
+        return {name: value for name, value in given.items() if name not in defaults or value != defaults[name]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
@@ -119,7 +235,15 @@ class Architecture:
         """A short human name: `2x576 ffn1536 9h/3kv64 head8192`."""
         window = f" {self.window_pattern}{self.sliding_window}" if "S" in self.window_pattern else ""
         head = f" head{self.head_rows}" + ("t" if self.tie_word_embeddings else "")
-        return (
-            f"{self.num_hidden_layers}x{self.hidden_size} ffn{self.intermediate_size} "
-            f"{self.num_attention_heads}h/{self.num_key_value_heads}kv{self.head_dim}{window}{head}"
-        )
+        return f"{self.num_hidden_layers}x{self.hidden_size} {self._ffn_label()} {self._heads_label()}{window}{head}"
+
+    def _ffn_label(self) -> str:
+        if not self.num_experts:
+            return f"ffn{self.intermediate_size}"
+        shared = f"+{self.shared_expert_size}" if self.shared_expert_size else ""
+        return f"moe{self.num_experts_per_tok}/{self.num_experts}x{self.moe_intermediate_size}{shared}"
+
+    def _heads_label(self) -> str:
+        if self.kv_lora_rank:
+            return f"{self.num_attention_heads}h/mla{self.kv_lora_rank}+{self.qk_rope_head_dim}"
+        return f"{self.num_attention_heads}h/{self.num_key_value_heads}kv{self.head_dim}"

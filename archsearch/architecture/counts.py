@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.architecture import EXPERT_BYTES, Architecture
 
 
 def attention_params(arch: Architecture) -> int:
     """Weights and biases of one layer's attention."""
+    if arch.kv_lora_rank:
+        return _latent_params(arch)
     hidden, q, kv = arch.hidden_size, arch.q_size, arch.kv_size
     weights = hidden * (q + 2 * kv) + q * hidden
     biases = (q + 2 * kv if arch.attention_bias else 0) + (hidden if arch.attention_output_bias else 0)
-    return weights + biases + (2 * arch.head_dim if arch.qk_norm else 0)
+    sinks = arch.num_attention_heads if arch.attention_sinks else 0
+    return weights + biases + sinks + (2 * arch.head_dim if arch.qk_norm else 0)
+
+
+def _latent_params(arch: Architecture) -> int:
+    """MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1): down and up projections with a norm between, and the output."""
+    hidden, heads = arch.hidden_size, arch.num_attention_heads
+    queries = hidden * arch.q_size
+    if arch.q_lora_rank:
+        queries = arch.q_lora_rank * (hidden + 1 + arch.q_size)
+    down = hidden * (arch.kv_lora_rank + arch.qk_rope_head_dim) + arch.kv_lora_rank
+    up = arch.kv_lora_rank * heads * (arch.head_dim - arch.qk_rope_head_dim + arch.v_head_dim)
+    return queries + down + up + arch.attention_out_size * hidden
 
 
 def mlp_params(arch: Architecture) -> int:
@@ -21,14 +35,32 @@ def mlp_params(arch: Architecture) -> int:
     return matrices * hidden * ffn + biases
 
 
+def expert_params(arch: Architecture) -> int:
+    """Weights and biases of all routed experts of one layer."""
+    hidden, ffn = arch.hidden_size, arch.moe_intermediate_size
+    return arch.num_experts * (3 * hidden * ffn + (hidden + 2 * ffn if arch.mlp_bias else 0))
+
+
+def moe_params(arch: Architecture) -> int:
+    """Weights and biases of one layer's router, routed and shared experts."""
+    router = arch.num_experts * (arch.hidden_size + (1 if arch.mlp_bias else 0))
+    return router + expert_params(arch) + 3 * arch.hidden_size * arch.shared_expert_size
+
+
 def norm_params(arch: Architecture) -> int:
     """Weights (and biases, for LayerNorm) of one norm."""
     return arch.hidden_size * (1 if arch.rms_norm else 2)
 
 
 def layer_params(arch: Architecture) -> int:
-    """Weights and biases of one decoder layer, its two norms included."""
-    return attention_params(arch) + mlp_params(arch) + 2 * norm_params(arch)
+    """Weights and biases of one decoder layer, its norms included; of one with experts where the model has any."""
+    ffn = moe_params(arch) if arch.num_experts else mlp_params(arch)
+    return attention_params(arch) + ffn + (4 if arch.sandwich_norms else 2) * norm_params(arch)
+
+
+def _all_layers(arch: Architecture) -> int:
+    dense = arch.first_dense_layers * (mlp_params(arch) - moe_params(arch))
+    return arch.num_hidden_layers * layer_params(arch) + dense
 
 
 def embedding_params(arch: Architecture) -> int:
@@ -43,32 +75,51 @@ def head_params(arch: Architecture) -> int:
 
 def parameters(arch: Architecture) -> int:
     """All parameters; for a trimmed head, of the trimmed model."""
-    return embedding_params(arch) + arch.num_hidden_layers * layer_params(arch) + norm_params(arch) + head_params(arch)
+    return embedding_params(arch) + _all_layers(arch) + norm_params(arch) + head_params(arch)
+
+
+def active_parameters(arch: Architecture) -> int:
+    """Parameters that a token meets: all but the experts it is not routed to."""
+    idle = 0
+    if arch.num_experts:
+        idle = arch.moe_layers * expert_params(arch) * (arch.num_experts - arch.num_experts_per_tok) // arch.num_experts
+    return parameters(arch) - idle
+
+
+def weight_bytes(arch: Architecture, dtype_bytes: int) -> int:
+    """Bytes of all weights, experts in the format of their own where they have one."""
+    experts = arch.moe_layers * expert_params(arch) if arch.expert_format else 0
+    return (parameters(arch) - experts) * dtype_bytes + round(experts * EXPERT_BYTES.get(arch.expert_format, 0.0))
 
 
 def body_parameters(arch: Architecture) -> int:
     """Parameters without embeddings and head: what the layers hold."""
-    return arch.num_hidden_layers * layer_params(arch) + norm_params(arch)
+    return _all_layers(arch) + norm_params(arch)
 
 
 def weight_bytes_per_pass(arch: Architecture, dtype_bytes: int) -> int:
-    """Bytes of weights a forward pass reads: layers, norm and head. The embedding is a lookup of a few rows."""
+    """Bytes of weights a forward pass reads: layers, norm and head, and all experts (many tokens meet them all). The
+    embedding is a lookup of a few rows."""
+    if arch.expert_format:
+        rest = parameters(arch) - body_parameters(arch) - arch.head_rows * arch.hidden_size
+        return weight_bytes(arch, dtype_bytes) - rest * dtype_bytes
     return (body_parameters(arch) + arch.head_rows * arch.hidden_size) * dtype_bytes
 
 
 def kv_bytes_per_token(arch: Architecture, dtype_bytes: int) -> int:
     """Bytes of KV cache one token of one sequence takes, before windows cut it."""
-    return 2 * arch.num_hidden_layers * arch.kv_size * dtype_bytes
+    return arch.num_hidden_layers * arch.kv_numbers * dtype_bytes
 
 
 def kv_cache_bytes(arch: Architecture, context_len: int, dtype_bytes: int, batch_size: int = 1) -> int:
     """Bytes of KV cache for `batch_size` sequences of `context_len` tokens; sliding layers keep their window only."""
     tokens = sum(min(context_len, window) if window else context_len for window in arch.windows())
-    return 2 * batch_size * tokens * arch.kv_size * dtype_bytes
+    return batch_size * tokens * arch.kv_numbers * dtype_bytes
 
 
 def flops_per_token(arch: Architecture, context_len: int) -> int:
     """FLOPs of a forward pass per new token: 2 per weight plus attention over the context."""
-    weights = body_parameters(arch) + arch.head_rows * arch.hidden_size
+    idle = parameters(arch) - active_parameters(arch)
+    weights = body_parameters(arch) - idle + arch.head_rows * arch.hidden_size
     keys = sum(min(context_len, window) if window else context_len for window in arch.windows())
     return 2 * weights + 4 * keys * arch.q_size

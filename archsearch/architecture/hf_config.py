@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_families import extend, quantised, text_config
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.files import read_json
 
@@ -46,6 +47,19 @@ FAMILIES: Final[dict[str, _Family]] = {
     "opt": _Family("OPTForCausalLM", tie_word_embeddings=True),
 }
 
+READ_ONLY: Final[dict[str, _Family]] = {
+    "mixtral": _Family("MixtralForCausalLM", num_key_value_heads=8, max_position_embeddings=131072),
+    "qwen3_moe": _Family("Qwen3MoeForCausalLM", num_key_value_heads=4, head_dim=128, max_position_embeddings=32768),
+    "gpt_oss": _Family("GptOssForCausalLM", num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
+    "llama4_text": _Family("Llama4ForCausalLM", num_key_value_heads=8, max_position_embeddings=4096 * 32),
+    "deepseek_v3": _Family("DeepseekV3ForCausalLM", max_position_embeddings=4096),
+    "gemma3_text": _Family(
+        "Gemma3ForCausalLM", num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, tie_word_embeddings=True
+    ),
+    "phi3": _Family("Phi3ForCausalLM", max_position_embeddings=4096),
+}
+"""Targets that no draft is written as; `hf_families` reads what they have of their own."""
+
 
 def from_hf_config(config: Mapping[str, Any]) -> Architecture:
     """The Architecture a config.json describes; its `archsearch.architecture`, where present, is taken at its word.
@@ -55,10 +69,24 @@ def from_hf_config(config: Mapping[str, Any]) -> Architecture:
     ours = config.get("archsearch")
     if isinstance(ours, Mapping) and "architecture" in ours:
         return _from_our_key(ours["architecture"])
+    config = text_config(config)
     model_type = config.get("model_type")
+    if model_type in READ_ONLY:
+        return quantised(config, _skewed(ours, extend(config, _from_rotary(config, str(model_type)))))
     if model_type not in FAMILIES:
-        raise InvalidShapeError(f"model_type {model_type!r} is not supported; use a model of one of {', '.join(FAMILIES)}")
-    return _from_opt(config) if model_type == "opt" else _from_rotary(config, str(model_type))
+        known = ", ".join([*FAMILIES, *READ_ONLY])
+        raise InvalidShapeError(f"model_type {model_type!r} is not supported; use a model of one of {known}")
+    return quantised(config, _from_opt(config) if model_type == "opt" else _from_rotary(config, str(model_type)))
+
+
+def _skewed(ours: Any, arch: Architecture) -> Architecture:
+    """`arch` with the routing skew that `archsearch.routing_skew` in config.json names."""
+    skew = ours.get("routing_skew") if isinstance(ours, Mapping) else None
+    if skew is None:
+        return arch
+    if isinstance(skew, bool) or not isinstance(skew, int | float) or skew < 0:
+        raise InvalidShapeError(f"archsearch.routing_skew in config.json must be a number of at least 0, got {skew!r}")
+    return arch.replace(routing_skew=float(skew))
 
 
 def _from_our_key(fields: Any) -> Architecture:
@@ -87,14 +115,14 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
 
 def _from_rotary(config: Mapping[str, Any], model_type: str) -> Architecture:
     """Llama, Mistral, Ministral, Qwen2, Qwen3: rotary positions, RMSNorm, gated MLP."""
-    family = FAMILIES[model_type]
+    family = FAMILIES.get(model_type) or READ_ONLY[model_type]
     hidden, heads, layers = (_required(config, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     # Absent and null differ: null always means "as many as the query heads" ("hidden_size / heads" for head_dim).
     kv_heads = config.get("num_key_value_heads", family.num_key_value_heads)
     head_dim = config.get("head_dim", family.head_dim)
     windows = _windows(config, model_type, layers)
     pattern = minimal_pattern(windows)
-    all_biases = model_type in ("llama", "qwen3") and bool(config.get("attention_bias", False))
+    all_biases = model_type in ("llama", "qwen3", "qwen3_moe") and bool(config.get("attention_bias", False))
     return Architecture(
         hidden_size=hidden,
         intermediate_size=_required(config, "intermediate_size"),
@@ -118,9 +146,9 @@ def _from_rotary(config: Mapping[str, Any], model_type: str) -> Architecture:
 
 def _windows(config: Mapping[str, Any], model_type: str, layers: int) -> list[int | None]:
     """The sliding window of each layer as the family's modelling code in transformers 5 applies it."""
-    if model_type == "llama":
+    if model_type == "llama" or (model_type in READ_ONLY and model_type != "mixtral"):  # those read their own
         return [None] * layers
-    window = config.get("sliding_window", FAMILIES[model_type].sliding_window)
+    window = config.get("sliding_window", (FAMILIES.get(model_type) or READ_ONLY[model_type]).sliding_window)
     qwen = model_type in ("qwen2", "qwen3")
     if window is None or (qwen and not config.get("use_sliding_window", False)):
         return [None] * layers

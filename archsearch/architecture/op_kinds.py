@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Experts, Gemm, LatentAttention
 
 Sizes = Callable[[Any], list[float]]
 
@@ -64,6 +64,34 @@ def _log_elements(op: Elementwise | AllReduce) -> list[float]:
     return [math.log(op.elements)]
 
 
+def _experts_base(op: Experts) -> list[float]:
+    """A constant, the weights read, rows in and out, arithmetic."""
+    return [1.0, float(op.weight_elements()), float(op.tokens * op.hidden), float(op.pairs * op.hidden * op.inter)]
+
+
+def _experts_place(op: Experts) -> list[float]:
+    """Log sizes; the format is kept far apart from the others."""
+    sizes = (op.touched, op.pairs, op.experts, op.hidden, op.inter)
+    return [*(math.log(size) for size in sizes), 20.0 * len(op.format)]
+
+
+def _latent_base(op: LatentAttention) -> list[float]:
+    """A constant, weights, the cache, arithmetic of projections and of attention."""
+    m = op.batch * op.tokens
+    return [
+        1.0,
+        float(op.weight_elements()),
+        float(op.cache_elements()),
+        float(m * op.weight_elements()),
+        float(op.attention_flops()),
+    ]
+
+
+def _latent_place(op: LatentAttention) -> list[float]:
+    sizes = (op.batch, op.keys(), op.heads, op.tokens, op.hidden, op.q_rank + 1, op.latent)
+    return [math.log(size) for size in sizes]
+
+
 KERNELS: Final = "archsearch.profiling.kernels"
 OP_KINDS: Final[dict[str, OpKind]] = {
     "gemm": OpKind(
@@ -92,6 +120,24 @@ OP_KINDS: Final[dict[str, OpKind]] = {
         flops=lambda op: 5 * op.elements,
         kernel=f"{KERNELS}:elementwise",
         budget_s=0.03,
+    ),
+    "experts": OpKind(
+        Experts,
+        _experts_base,
+        _experts_place,
+        elements=lambda op: op.weight_elements() + 2 * op.tokens * op.hidden + 3 * op.pairs * op.inter,
+        flops=lambda op: op.flops(),
+        kernel=f"{KERNELS}:not_measured",
+        min_rows=12,
+    ),
+    "latent_attention": OpKind(
+        LatentAttention,
+        _latent_base,
+        _latent_place,
+        elements=lambda op: op.weight_elements() + op.cache_elements() + 2 * op.batch * op.tokens * op.hidden,
+        flops=lambda op: op.flops(),
+        kernel=f"{KERNELS}:not_measured",
+        min_rows=12,
     ),
     # Priced by the link between GPUs, measured by archsearch.profiling.collectives.
     "all_reduce": OpKind(

@@ -7,9 +7,11 @@ sweep asks this list what to measure and the step latency asks it what to add up
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.architecture import EXPERT_BYTES, Architecture
+from archsearch.architecture.experts import ROUTING_SKEW, busiest_rank, expert_layout
 from archsearch.errors import InvalidShapeError
 
 
@@ -76,7 +78,77 @@ class AllReduce:
     kind = "all_reduce"
 
 
-Op = Gemm | Attention | Elementwise | AllReduce
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """One rank's experts of a layer, from the router's logits to the weighted sum: `tokens` rows (of all ranks), `pairs` of a
+    token and one of the rank's `experts` (of `inter` columns), of which `touched` distinct ones are read.
+
+    `format`: of the experts' weights where it is not the dtype of the rest ("mxfp4").
+    """
+
+    tokens: int
+    hidden: int
+    inter: int
+    experts: int
+    pairs: int
+    touched: float
+    format: str = ""
+    kind = "experts"
+
+    def weight_elements(self) -> int:
+        """Weights read, counted in numbers of 16 bits where the experts have a format of their own."""
+        share = EXPERT_BYTES[self.format] / 2 if self.format else 1.0
+        return round(3 * self.hidden * self.inter * self.touched * share)
+
+    def flops(self) -> int:
+        return 6 * self.pairs * self.hidden * self.inter
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """A whole block of multi-head latent attention on one rank of `heads` heads: its projections, their absorbed parts, attention
+    over the latent cache of `latent` numbers a token (of which `rope` are rotated), and the output projection.
+
+    `tokens` new ones per sequence against `context` cached. `q_rank`: width of the queries' own latent, 0 for none.
+    """
+
+    batch: int
+    tokens: int
+    context: int
+    heads: int
+    hidden: int
+    q_rank: int
+    latent: int
+    rope: int
+    head_dim: int
+    v_dim: int
+    kind = "latent_attention"
+
+    def keys(self) -> int:
+        """Cached and new tokens that a query may see."""
+        return self.context + self.tokens
+
+    def weight_elements(self) -> int:
+        """Weights of all projections; with `heads` of one rank, the parts that ranks hold in full are counted in full."""
+        rank = self.latent - self.rope
+        queries = self.heads * self.head_dim
+        down = self.hidden * (self.q_rank + self.latent)
+        up = (self.q_rank or self.hidden) * queries
+        return down + up + rank * self.heads * (self.head_dim - self.rope + self.v_dim) + self.heads * self.v_dim * self.hidden
+
+    def cache_elements(self) -> int:
+        """Numbers of the cache that are read: all heads share one latent."""
+        return self.batch * self.keys() * self.latent
+
+    def attention_flops(self) -> int:
+        """Of the absorbed attention: scores over the latent, values over its unrotated part."""
+        return 2 * self.batch * self.tokens * self.heads * self.keys() * (2 * self.latent - self.rope)
+
+    def flops(self) -> int:
+        return 2 * self.batch * self.tokens * self.weight_elements() + self.attention_flops()
+
+
+Op = Gemm | Attention | Elementwise | AllReduce | Experts | LatentAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +175,7 @@ class PassOps:
             count * op.weight_elements()
             for counts in (self.in_layers, self.outside)
             for op, count in counts.items()
-            if isinstance(op, Gemm)
+            if isinstance(op, Gemm | Experts | LatentAttention)
         )
 
 
@@ -129,11 +201,22 @@ def check_shards(arch: Architecture, ranks: int) -> None:
     if ranks > 1:
         shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
         shard_kv_heads(arch.num_key_value_heads, ranks)
-        shard_size(arch.intermediate_size, ranks, "intermediate_size")
+        if arch.moe_layers < arch.num_hidden_layers:
+            shard_size(arch.intermediate_size, ranks, "intermediate_size")
+        if arch.num_experts:
+            expert_layout(arch, ranks)
+            shard_size(arch.shared_expert_size, ranks, "shared_expert_size")
 
 
 def layer_ops(
-    arch: Architecture, *, batch: int, tokens: int, context: int, window: int | None, ranks: int = 1, fused: bool = False
+    arch: Architecture,
+    *,
+    batch: int,
+    tokens: int,
+    context: int,
+    window: int | None,
+    ranks: int = 1,
+    fused: bool = False,
 ) -> list[Op]:
     """Ops of one decoder layer.
 
@@ -147,12 +230,32 @@ def layer_ops(
     """
     m = batch * tokens
     hidden = arch.hidden_size
+    norms = [Elementwise("norm", m * hidden)] * (2 if arch.sandwich_norms else 1)  # before attention or FFN, and behind it
+    ops: list[Op] = [*norms]
+    ops += attention_ops(arch, Attention(batch, tokens, context, 1, 1, 1, window), ranks, fused)
+    if ranks > 1:
+        ops.append(AllReduce(m * hidden, ranks))
+    if not fused:
+        ops.append(Elementwise("add", m * hidden))
+    ops += norms
+    ops += _expert_ops(arch, m, ranks, fused) if arch.num_experts else _ffn_ops(arch, m, arch.intermediate_size, ranks, fused)
+    if ranks > 1:
+        ops.append(AllReduce(m * hidden, ranks))
+    if not fused:
+        ops.append(Elementwise("add", m * hidden))
+    return ops
+
+
+def attention_ops(arch: Architecture, asked: Attention, ranks: int, fused: bool) -> list[Op]:
+    """Projections and attention of one layer; `asked` says how many tokens against which context and window."""
+    batch, tokens, hidden = asked.batch, asked.tokens, arch.hidden_size
+    m = batch * tokens
     q_heads = shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
+    if arch.kv_lora_rank:
+        return [_latent_op(arch, asked, q_heads)]
     kv_heads = shard_kv_heads(arch.num_key_value_heads, ranks)
-    ffn = shard_size(arch.intermediate_size, ranks, "intermediate_size")
     q_size, kv_size = q_heads * arch.head_dim, kv_heads * arch.head_dim
-    ops: list[Op] = [Elementwise("norm", m * hidden)]
-    ops += (
+    ops: list[Op] = (
         [Gemm(m, q_size + 2 * kv_size, hidden)]
         if fused
         else [Gemm(m, q_size, hidden), Gemm(m, kv_size, hidden), Gemm(m, kv_size, hidden)]
@@ -161,27 +264,63 @@ def layer_ops(
         ops.append(Elementwise("norm", m * (q_size + kv_size)))
     if not arch.learned_positions:
         ops.append(Elementwise("rope", m * (q_size + kv_size)))
-    ops += [
-        Attention(batch, tokens, context, q_heads, kv_heads, arch.head_dim, window),
-        Gemm(m, hidden, q_size),
-    ]
-    if ranks > 1:
-        ops.append(AllReduce(m * hidden, ranks))
-    if not fused:
-        ops.append(Elementwise("add", m * hidden))
-    ops.append(Elementwise("norm", m * hidden))
+    return [*ops, replace(asked, q_heads=q_heads, kv_heads=kv_heads, head_dim=arch.head_dim), Gemm(m, hidden, q_size)]
+
+
+def _latent_op(arch: Architecture, asked: Attention, heads: int) -> LatentAttention:
+    return LatentAttention(
+        batch=asked.batch,
+        tokens=asked.tokens,
+        context=asked.context,
+        heads=heads,
+        hidden=arch.hidden_size,
+        q_rank=arch.q_lora_rank,
+        latent=arch.kv_numbers,
+        rope=arch.qk_rope_head_dim,
+        head_dim=arch.head_dim,
+        v_dim=arch.v_head_dim,
+    )
+
+
+def _ffn_ops(arch: Architecture, m: int, columns: int, ranks: int, fused: bool) -> list[Op]:
+    """A plain FFN of `columns` over all ranks."""
+    hidden, ffn = arch.hidden_size, shard_size(columns, ranks, "intermediate_size")
     if not arch.gated_mlp:
-        ops += [Gemm(m, ffn, hidden)]
+        ops: list[Op] = [Gemm(m, ffn, hidden)]
     elif fused:
-        ops += [Gemm(m, 2 * ffn, hidden)]
+        ops = [Gemm(m, 2 * ffn, hidden)]
     else:
-        ops += [Gemm(m, ffn, hidden), Gemm(m, ffn, hidden)]
-    ops += [Elementwise("act", m * ffn), Gemm(m, hidden, ffn)]
-    if ranks > 1:
-        ops.append(AllReduce(m * hidden, ranks))
-    if not fused:
-        ops.append(Elementwise("add", m * hidden))
-    return ops
+        ops = [Gemm(m, ffn, hidden), Gemm(m, ffn, hidden)]
+    return [*ops, Elementwise("act", m * ffn), Gemm(m, hidden, ffn)]
+
+
+def _expert_ops(arch: Architecture, m: int, ranks: int, fused: bool) -> list[Op]:
+    """Router, experts and, where there are some, shared experts."""
+    layout = expert_layout(arch, ranks)
+    skew = ROUTING_SKEW if arch.routing_skew is None else arch.routing_skew
+    touched = busiest_rank(arch.num_experts, arch.num_experts_per_tok, m, layout.expert_ranks, skew)
+    experts = Experts(
+        tokens=m,
+        hidden=arch.hidden_size,
+        inter=arch.moe_intermediate_size // layout.tensor_ranks,
+        experts=arch.num_experts // layout.expert_ranks,
+        pairs=-(-m * arch.num_experts_per_tok // layout.expert_ranks),
+        touched=round(touched, 2),
+        format=arch.expert_format,
+    )
+    shared = _ffn_ops(arch, m, arch.shared_expert_size, ranks, fused) if arch.shared_expert_size else []
+    return [Gemm(m, arch.num_experts, arch.hidden_size), experts, *shared]
+
+
+@lru_cache(maxsize=4096)
+def layer_groups(arch: Architecture) -> tuple[tuple[Architecture, int | None, int], ...]:
+    """Layers that run the same: (an architecture of such layers, their window, how many). Of a model with experts the first
+    `first_dense_layers` have none."""
+    if not arch.num_experts or not arch.first_dense_layers:
+        return tuple((arch, window, count) for window, count in Counter(arch.windows()).items())
+    plain = arch.without_experts()
+    kinds = Counter((plain if layer < arch.first_dense_layers else arch, window) for layer, window in enumerate(arch.windows()))
+    return tuple((layers, window, count) for (layers, window), count in kinds.items())
 
 
 def head_ops(arch: Architecture, *, batch: int, tokens: int, ranks: int = 1, head_tokens: int | None = None) -> list[Op]:
@@ -213,8 +352,8 @@ def sample_op(arch: Architecture, *, batch: int, tokens: int) -> Elementwise:
 def forward_ops(arch: Architecture, *, batch: int, tokens: int, context: int, ranks: int = 1, fused: bool = False) -> Counter[Op]:
     """Every op of one forward pass with how often it runs."""
     counts: Counter[Op] = Counter()
-    for window, layers in Counter(arch.windows()).items():
-        for op in layer_ops(arch, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused):
+    for layer, window, layers in layer_groups(arch):
+        for op in layer_ops(layer, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused):
             counts[op] += layers
     for op in head_ops(arch, batch=batch, tokens=tokens, ranks=ranks):
         counts[op] += 1

@@ -95,7 +95,8 @@ def usual_head(target: Architecture, kind: HeadKind) -> FeatureHead:
     of them, `mtp` is a layer of the target's own type, `dflash` five layers with normed queries and keys.
     """
     rows = min(DRAFT_VOCABULARY, target.vocab_size) if kind in LIKE_EAGLE3 else None
-    decoder = target.replace(
+    decoder = (target if kind == "mtp" else target.dense()).replace(
+        first_dense_layers=0,
         num_hidden_layers={"dflash": BLOCK_LAYERS, "peagle": PARALLEL_LAYERS}.get(kind, 1),
         draft_vocab_size=rows,
         tie_word_embeddings=False,

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, parameters
-from archsearch.architecture.ops import Op, PassOps, head_ops, layer_ops, sample_op
+from archsearch.architecture.ops import Op, PassOps, head_ops, layer_groups, layer_ops, sample_op
 from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
 from archsearch.errors import InvalidShapeError
 
@@ -141,18 +141,11 @@ class EarlyExit(Drafter):
 def model_pass(model: Architecture, rows: RoundRows, tokens: int, logits: int) -> PassOps:
     """A pass of a whole model over `tokens` rows a sequence, the logits of `logits` of them and the choice of tokens included."""
     layers: Counter[Op] = Counter()
-    for window in model.windows():
-        layers.update(
-            layer_ops(
-                model,
-                batch=rows.batch,
-                tokens=tokens,
-                context=rows.context,
-                window=window,
-                ranks=rows.ranks,
-                fused=rows.fused,
-            )
+    for layer, window, count in layer_groups(model):
+        ops = layer_ops(
+            layer, batch=rows.batch, tokens=tokens, context=rows.context, window=window, ranks=rows.ranks, fused=rows.fused
         )
+        layers.update({op: n * count for op, n in Counter(ops).items()})
     outside: Counter[Op] = Counter(head_ops(model, batch=rows.batch, tokens=tokens, ranks=rows.ranks, head_tokens=logits))
     outside[sample_op(model, batch=rows.batch, tokens=logits)] += 1
     return PassOps(layers, outside, model.num_hidden_layers, rows.ranks)

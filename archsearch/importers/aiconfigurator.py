@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.architecture.ops import AllReduce, Attention, Gemm
+from archsearch.architecture.ops import AllReduce, Attention, Experts, Gemm, LatentAttention
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path, read_json
 from archsearch.hardware.device import Device, load_device
+from archsearch.importers import experts
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.progress import Progress, silent
 from archsearch.workload import DTYPE_BYTES, dtype_name
@@ -68,7 +69,7 @@ ABSENT: Final = (
     "engine overhead",
 )
 
-Op = Gemm | Attention | AllReduce
+Op = Gemm | Attention | AllReduce | Experts | LatentAttention
 Key = tuple[Op, str]  # an op and its mode
 
 
@@ -303,6 +304,35 @@ def read_all_reduce(path: Path, device: Device, dtype: str) -> Table:
     return table
 
 
+def read_experts(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
+    """Rows of a moe_perf.parquet for a pass in `dtype`: Experts, mode graph; of unusable kernels none."""
+    numbers = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "latency")
+    columns = _read(path, numbers, ("version", "device", "kernel_source", "moe_dtype", "distribution"))
+    _check_identity(path, columns, device)
+    rows = experts.wanted(columns, dtype, path.parts[-3], device, compact)
+    table = _collect(path, columns, rows, lambda row: (experts.experts_of(columns, row, dtype), "graph"))
+    ops = {op: seconds for (op, _), seconds in table.times_s.items() if isinstance(op, Experts)}
+    if bad := experts.badly_tuned(ops, device, dtype):
+        table.ignored["kernels at a third of the bandwidth or less"] = len(bad)
+        table.times_s = {key: seconds for key, seconds in table.times_s.items() if key[0] not in bad}
+    return table
+
+
+def read_latent(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
+    """Rows of an mla_generation_ or mla_context_module_perf.parquet in one dtype of weights and cache: LatentAttention, graph."""
+    texts = ("version", "device", "kernel_source", "gemm_type", "kv_cache_dtype", "architecture")
+    columns = _read(path, ("batch_size", "isl", "step", "num_heads", "latency"), texts)
+    _check_identity(path, columns, device)
+    rows = experts.latent_wanted(columns, dtype, compact)
+    return _collect(path, columns, rows, lambda row: (experts.latent_of(columns, row), "graph"))
+
+
+MORE_READERS: Final[Mapping[str, tuple[str, str, Callable[[Path, Device, str, bool], Table]]]] = {
+    "experts": ("moe", "moe_perf.parquet", read_experts),
+    "latent decode": ("mla", "mla_generation_module_perf.parquet", read_latent),
+    "latent context": ("mla", "mla_context_module_perf.parquet", read_latent),
+}
+"""Tables that not every framework has; they are read where they are there."""
 READERS: Final[Mapping[str, tuple[str, str, Callable[[Path, Device, str], Table]]]] = {
     "gemm": ("gemm", "gemm_perf.parquet", read_gemm),
     "decode": ("attention", "generation_attention_perf.parquet", read_attention),
@@ -439,6 +469,7 @@ def import_tables(
             if not versions[kind]:
                 continue
             tables[kind] = reader(system / family / framework / versions[kind] / file, device, dtype)
+        tables |= _more_tables(system, framework, versions["gemm"], device, dtype, compact)
         if not tables["gemm"].times_s or not tables["decode"].times_s:
             lacking = "gemm" if not tables["gemm"].times_s else "decode"
             raise ArchsearchError(f"kernel table {tables[lacking].path} has no {dtype} rows; pass another --dtype or --framework")
@@ -470,7 +501,7 @@ def import_tables(
                 for (op, mode), seconds in sorted(times.items(), key=lambda item: (item[0][1], _order(item[0][0])))
             )
         if dtype == names[0]:
-            for kind, table in tables.items():
+            for kind, table in ((kind, tables[kind]) for kind in READERS if kind in tables):
                 compared = disagreement(table.times_s, _others(system, framework, kind, device, dtype), _small)
                 if compared:
                     name = "attention" if kind == "decode" else kind
@@ -485,12 +516,24 @@ def import_tables(
     return profile
 
 
+def _more_tables(system: Path, framework: str, version: str, device: Device, dtype: str, compact: bool) -> dict[str, Table]:
+    """The tables of MORE_READERS that there are for the framework's version, without empty ones."""
+    found = {}
+    for kind, (family, file, reader) in MORE_READERS.items():
+        path = system / family / framework / version / file
+        if path.is_file():
+            table = reader(path, device, dtype, compact)
+            if table.times_s:
+                found[kind] = table
+    return found
+
+
 def _known(device: Device) -> list[str]:
     return [name for name in DTYPES if name in device.flops_per_s]
 
 
-def _order(op: Op) -> tuple[int, ...]:
-    return tuple(0 if value is None else value for value in asdict(op).values())
+def _order(op: Op) -> tuple[float, ...]:
+    return tuple(0 if value is None or isinstance(value, str) else value for value in asdict(op).values())
 
 
 def _pick_version(system: Path, framework: str, kind: str) -> str:

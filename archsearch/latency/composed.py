@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,20 @@ import numpy as np
 import yaml
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, PassOps, head_ops, layer_ops, sample_op
+from archsearch.architecture.ops import (
+    AllReduce,
+    Attention,
+    Elementwise,
+    Experts,
+    Gemm,
+    LatentAttention,
+    Op,
+    PassOps,
+    head_ops,
+    layer_groups,
+    layer_ops,
+    sample_op,
+)
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.ops import OpModel
@@ -28,7 +41,7 @@ from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
 
 SHARED: Final = 0.5  # share of an op's error variance that all ops of its kind in a table have in common
-GROUPS: Final = ("gemm", "attention", "elementwise", "all_reduce", "head", "step")
+GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "head", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +108,19 @@ class ComposedPass:
 
     def op_s(self, op: Op) -> tuple[float, float]:
         """Seconds and relative std of one kernel on the device."""
-        return (self._gemm if isinstance(op, Gemm) else self._rest).op_s(op, True)
+        return self._model_of(op).op_s(op, True)
+
+    def _model_of(self, op: Op) -> OpModel | CarriedOps:
+        """Whose rows price `op`: weights in the pass's dtype, but experts of a format of their own; the rest in 16 bits."""
+        narrow = isinstance(op, Gemm | LatentAttention) or (isinstance(op, Experts) and not op.format)
+        return self._gemm if narrow else self._rest
 
     def _prepare(self, ops: Iterable[Op]) -> None:
         """Price all ops of a step in one go: much quicker than one by one."""
         ops = list(ops)
-        self._gemm.prepare([op for op in ops if isinstance(op, Gemm)], True)
-        self._rest.prepare([op for op in ops if not isinstance(op, Gemm)], True)
+        narrow = [op for op in ops if self._model_of(op) is self._gemm]
+        self._gemm.prepare(narrow, True)
+        self._rest.prepare([op for op in ops if self._model_of(op) is not self._gemm], True)
 
     def prepare(self, passes: Iterable[PassOps]) -> None:
         """Price the kernels of many passes in one go."""
@@ -111,12 +130,12 @@ class ComposedPass:
         """Ops of all layers. GEMMs, norms and all-reduces run once over the tokens of all parts, attention runs for each part."""
         total = sum(part.batch * part.tokens for part in parts)
         counts: Counter[Op] = Counter()
-        for window, layers in Counter(arch.windows()).items():
-            for op in layer_ops(arch, batch=total, tokens=1, context=0, window=window, ranks=ranks, fused=self.mode == "graph"):
-                if isinstance(op, Attention):
+        fused = self.mode == "graph"
+        for layer, window, layers in layer_groups(arch):
+            for op in layer_ops(layer, batch=total, tokens=1, context=0, window=window, ranks=ranks, fused=fused):
+                if isinstance(op, Attention | LatentAttention):
                     for part in parts:
-                        shape = Attention(part.batch, part.tokens, part.context, op.q_heads, op.kv_heads, op.head_dim, op.window)
-                        counts[shape] += layers
+                        counts[replace(op, batch=part.batch, tokens=part.tokens, context=part.context)] += layers
                 else:
                     counts[op] += layers
         return counts
@@ -151,7 +170,7 @@ class ComposedPass:
         sums: dict[str, list[tuple[float, float]]] = {name: [] for name in GROUPS}
         for op, count in ops.in_layers.items():
             seconds, std = self.op_s(op)
-            sums[op.kind].append((count * seconds, std))
+            sums["attention" if isinstance(op, LatentAttention) else op.kind].append((count * seconds, std))
         for op, count in ops.outside.items():
             seconds, std = self.op_s(op)
             sums["head"].append((count * seconds, std))
@@ -181,7 +200,7 @@ class ComposedPass:
         reduce_s = sum(count * self._eager_reduce_s(op) for op, count in ops.in_layers.items() if isinstance(op, AllReduce))
         host_layers = ops.layers * known["layer_s"] + reduce_s
         host_rest = known["pass_s"] + (ops.all_reduces() > 0) * 2 * known["all_reduce_s"]
-        on_layers = sum(device[name][0] for name in ("gemm", "attention", "elementwise", "all_reduce"))
+        on_layers = sum(device[name][0] for name in ("gemm", "attention", "experts", "elementwise", "all_reduce"))
         beyond = max(0.0, host_layers - on_layers) + max(0.0, host_rest - device["head"][0])
         return beyond, known["relative_std"] * (host_layers + host_rest) if beyond > 0 else 0.0
 

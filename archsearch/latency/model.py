@@ -36,6 +36,7 @@ from archsearch.architecture.ops import (
     Gemm,
     PassOps,
     head_ops,
+    layer_groups,
     layer_ops,
     sample_op,
 )
@@ -60,6 +61,7 @@ from archsearch.workload import DTYPE_BYTES, Workload
 
 Array = NDArray[np.float64]
 GROUPS: Final = ("pass", "layers", "gemm", "head", "attention", "elementwise", "scatter")
+GROUP_OF: Final = {"gemm": "gemm", "experts": "gemm", "attention": "attention", "latent_attention": "attention"}
 OUTLIER_MADS: Final = 5.0
 MIN_ROWS: Final = {"forward": 8}
 
@@ -137,23 +139,22 @@ class LatencyModel(LatencyOfRounds):
         if found is not None:
             return found
         head = head_ops(arch, batch=batch, tokens=tokens, head_tokens=part.logits)
-        windows = arch.windows()
-        layers = {
-            window: layer_ops(arch, batch=batch, tokens=tokens, context=part.context, window=window, fused=self.mode == "graph")
-            for window in set(windows)
-        }
+        fused = self.mode == "graph"
+        layers = [
+            (count, layer_ops(layer, batch=batch, tokens=tokens, context=part.context, window=window, fused=fused))
+            for layer, window, count in layer_groups(arch)
+        ]
         both = []
         for cold in (False, True):
-            self.ops.prepare([*head, *(op for ops in layers.values() for op in ops)], cold)  # together: much quicker on a GPU
+            self.ops.prepare([*head, *(op for _, ops in layers for op in ops)], cold)  # together: much quicker on a GPU
             sums = dict.fromkeys(GROUPS, 0.0)
             sums["pass"], sums["layers"] = 1.0, float(arch.num_hidden_layers)
             sums["scatter"] = float(batch * tokens) if arch.trimmed else 0.0
             for op in head:
                 sums["head" if isinstance(op, Gemm) else "elementwise"] += self.ops.op_s(op, cold)[0]
-            for window, ops in layers.items():
-                count = windows.count(window)
+            for count, ops in layers:
                 for op in ops:
-                    group = op.kind if op.kind in ("gemm", "attention") else "elementwise"
+                    group = GROUP_OF.get(op.kind, "elementwise")
                     sums[group] += count * self.ops.op_s(op, cold)[0]
             both.append(np.array([sums[name] for name in GROUPS]))
         if len(self._parts) > 200_000:
@@ -393,7 +394,8 @@ class LatencyModel(LatencyOfRounds):
                 for op, count in counts.items():
                     if isinstance(op, Elementwise) and op.name == "sample":
                         continue
-                    group = gemm if isinstance(op, Gemm) else op.kind if op.kind == "attention" else "elementwise"
+                    group = GROUP_OF.get(op.kind, "elementwise")
+                    group = gemm if group == "gemm" else group
                     sums[group] += count * self.ops.op_s(op, out_of_cache)[0]
             both.append(np.array([sums[name] for name in GROUPS]))
         warm_s, cold_s = both

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.op_kinds import OP_KINDS
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Experts, Gemm, LatentAttention, Op
 from archsearch.errors import MissingDataError
 from archsearch.latency.all_reduce import AllReduces
 from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
@@ -34,6 +34,8 @@ Answer = tuple[float, float]
 
 LINES: Final = ("elementwise", "all_reduce")
 """Kinds that are lines in their size, and so need no table."""
+WHEN_ASKED: Final = ("experts", "latent_attention")
+"""Kinds whose tables are fitted when a target needs them: most do not."""
 MEASURED_STD: Final = {"gemm": 0.03, "attention": 0.03, "elementwise": 0.05, "all_reduce": 0.05}
 """Relative std of a row of one time (imported tables) whose profile does not say: two vLLM and TRT-LLM campaigns on the same GPU
 and GEMM lie 2 to 4 % apart (median)."""
@@ -57,6 +59,8 @@ each, so the gap of a launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5
 ELEMENTWISE_STD: Final = 0.30
 UNKNOWN_ELEMENTWISE_S: Final = (3e-6, 4.5e-6, 2.0)
 VERIFY_STD: Final = 0.25
+STAND_INS_STD: Final = 0.30
+"""Of kernels priced by others that move as much: grouped GEMMs reach 50 to 96 % of the bandwidth that plain ones reach."""
 
 
 # -- CPU: smooth tables ----------------------------------------------------------------------------------------------------------
@@ -205,6 +209,23 @@ class GpuTable:
 # -- all ops of a profile --------------------------------------------------------------------------------------------------------
 
 
+def stand_ins(op: Experts | LatentAttention) -> list[Gemm | Attention]:
+    """Plain kernels that read the weights and the cache of `op` once and compute as much.
+
+    Experts: one GEMM as wide as all that are touched, for the tokens that one of them sees. Latent attention: its projections,
+    and attention of one KV head whose keys and values are together as wide as the latent.
+    """
+    if isinstance(op, Experts):
+        touched = max(1, round(op.weight_elements() / (3 * op.hidden * op.inter)))  # in experts of 16 bits
+        m = max(1, round(op.pairs / max(op.touched, 1.0)))
+        return [Gemm(m, 2 * op.inter * touched, op.hidden), Gemm(m, op.hidden, op.inter * touched)]
+    m, rank = op.batch * op.tokens, op.latent - op.rope
+    down, queries = Gemm(m, op.q_rank + op.latent, op.hidden), Gemm(m, op.heads * op.head_dim, op.q_rank or op.hidden)
+    absorbed = [Gemm(m, op.heads * width, rank) for width in (op.head_dim - op.rope, op.v_dim)]
+    seen = Attention(op.batch, op.tokens, op.context, op.heads, 1, op.latent // 2)
+    return [down, queries, *absorbed, seen, Gemm(m, op.hidden, op.heads * op.v_dim)]
+
+
 def steady(rows: list[Measurement]) -> list[Measurement]:
     """The rows that nothing disturbed; all of them where too few would be left."""
     kept = [row for row in rows if not row.grossly_noisy]
@@ -251,9 +272,11 @@ class OpModel:
         self._tables: dict[tuple[str, str], OpTable | GpuTable] = {}
         self._measured: dict[tuple[Op, bool], Answer] = {}
         self._seen: dict[tuple[Op, bool], Answer] = {}
+        self._like = like
         for kind in OP_KINDS:
-            if kind not in LINES:
+            if kind not in LINES and kind not in WHEN_ASKED:
                 self._fit_tables(kind, like)
+        self._unfitted = set(WHEN_ASKED)
         self._elementwise = self._fit_elementwise()
         self._all_reduce = AllReduces(self._rows("all_reduce"), self._device, dtype, mode, self._reduce_std())
         self._require()
@@ -363,6 +386,9 @@ class OpModel:
     def prepare(self, ops: Iterable[Op], cold: bool) -> None:
         """Price many ops at once; `op_s` then answers from memory."""
         wanted = [op for op in dict.fromkeys(ops) if (op, cold) not in self._seen]
+        for kind in {op.kind for op in wanted} & self._unfitted:
+            self._unfitted.discard(kind)
+            self._fit_tables(kind, self._like)
         tables: list[Op] = []
         for op in wanted:
             known = self._measured.get((op, cold)) or (self._measured.get((op, not cold)) if self._one_state(op) else None)
@@ -403,6 +429,8 @@ class OpModel:
 
     def _cpu_s(self, op: Op, cold: bool) -> Answer:
         table = self._tables.get((op.kind, "cold"))
+        if table is None and isinstance(op, Experts | LatentAttention):
+            return self._as_others(op, cold)
         if table is None:
             raise MissingDataError(f"the profile has too few {op.kind} rows to price {op}; measure more of them")
         seconds, std = self._measured.get((op, True)) or table.predict(op)
@@ -420,6 +448,8 @@ class OpModel:
     def _gpu_s(self, regime: str, ops: Sequence[Any], cold: bool) -> list[Answer]:
         """Seconds and stds of ops of one regime that were not measured."""
         table = self._tables.get((regime, "cold"))
+        if table is None and regime in ("experts", "latent_attention"):
+            return [self._as_others(op, cold) for op in ops]
         if table is None and regime not in ("verify", "prefill"):
             raise MissingDataError(f"the profile has too few {regime} rows to price {ops[0]}; measure more of them")
         if table is None:
@@ -432,6 +462,12 @@ class OpModel:
             quicker = warm_s < seconds
             seconds, stds = np.where(quicker, warm_s, seconds), np.where(quicker, warm_stds, stds)
         return [(float(s), float(std) + self._extra_std) for s, std in zip(seconds, stds, strict=True)]
+
+    def _as_others(self, op: Experts | LatentAttention, cold: bool) -> Answer:
+        """A kernel of which there are no rows, from those that move as many bytes and compute as much."""
+        parts = [self.op_s(part, cold) for part in stand_ins(op)]
+        total = sum(seconds for seconds, _ in parts)
+        return total, math.hypot(sum(seconds * std for seconds, std in parts) / total, STAND_INS_STD)
 
     def _attention_s(self, op: Attention, cold: bool) -> Answer:
         """Attention of several tokens of which there are no rows: as flash decoding runs it, or bound by arithmetic.

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
+from archsearch.errors import MissingDataError
 from archsearch.profiling.fused import Fused, attend
 from archsearch.profiling.timer import WeightPool, copies_of
 
@@ -31,6 +32,13 @@ def eager_call(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
     module, _, name = OP_KINDS[op.kind].kernel.partition(":")
     made: Run = getattr(importlib.import_module(module), name)(op, pool, working_set_bytes)
     return made
+
+
+def not_measured(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
+    """Kernels whose rows are imported: archsearch does not time them itself."""
+    raise MissingDataError(
+        f"archsearch does not time kernels of kind {op.kind!r}; import them with archsearch profile --gpu G --from aiconfigurator"
+    )
 
 
 def gemm(op: Gemm, pool: WeightPool, working_set_bytes: int) -> Run:

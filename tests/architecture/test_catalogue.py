@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import archsearch.architecture.catalogue as catalogue
-from archsearch.architecture.counts import parameters
+from archsearch.architecture.counts import active_parameters, parameters, weight_bytes
 from archsearch.errors import ArchsearchError
 
 # Exact counts published elsewhere (safetensors metadata of the hub, papers), not computed by this package.
@@ -44,6 +44,15 @@ EXACT = {
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,
     "opt-125m": 125_239_296,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "mixtral-8x7b": 46_702_792_704,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "phi-4": 14_659_507_200,
+    # 671,026,419,200 in the paper's code counts a correction bias of each expert too, which is a buffer elsewhere
+    "deepseek-v3": 671_026_419_200 - 58 * 256,
+    "deepseek-r1": 671_026_419_200 - 58 * 256,
 }
 # Counts published in round figures.
 ROUND = {
@@ -64,6 +73,9 @@ ROUND = {
     "wide-290m": 465e6,
     "llama-68m": 68.03e6,
     "llama-160m": 162.4e6,
+    "llama-4-scout": 107.77e9,  # without the vision part
+    "gemma-3-12b": 11.77e9,
+    "gemma-3-27b": 27.01e9,
     "qwama-0.5b": 494.03e6 - (151_936 - 128_256) * 896,  # Qwen2-0.5B with fewer rows in its tied embedding
 }
 
@@ -105,6 +117,60 @@ def test_transformers_builds_the_same_number(name):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     assert sum(p.numel() for p in model.parameters()) == catalogue.load(name).parameters
+
+
+LANGUAGE_MODELS = [
+    "mixtral-8x7b",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+    "llama-4-scout",
+    "deepseek-v3",
+    "gemma-3-12b",
+    "gemma-3-27b",
+    "phi-4",
+]
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_transformers_builds_the_same_experts_and_latents(name):
+    """The whole model on the meta device, from the file itself."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = json.loads((Path(catalogue.__file__).parent / "catalogue" / f"{name}.json").read_text())
+    config = config.get("text_config", config)
+    for key in ("catalogue", "quantization_config"):
+        config.pop(key, None)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    assert sum(p.numel() for p in model.parameters()) == catalogue.load(name).parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("mixtral-8x7b", 12.9e9),
+        ("qwen3-30b-a3b", 3.3e9),
+        ("qwen3-235b-a22b", 22.2e9),
+        ("llama-4-scout", 17.2e9),
+        ("deepseek-v3", 37.5e9),
+        ("phi-4", 14.7e9),
+    ],
+)
+def test_active_parameters(name, published):
+    assert active_parameters(catalogue.load(name).architecture) == pytest.approx(published, rel=0.02)
+
+
+def test_gpt_oss_counts_no_embedding_among_the_active():
+    for name, published in (("gpt-oss-20b", 3.6e9), ("gpt-oss-120b", 5.1e9)):
+        arch = catalogue.load(name).architecture
+        assert active_parameters(arch) - arch.vocab_size * arch.hidden_size == pytest.approx(published, rel=0.02)
+
+
+def test_formats_of_what_is_served():
+    assert catalogue.load("gpt-oss-120b").architecture.expert_format == "mxfp4"
+    assert catalogue.load("deepseek-r1").architecture.served_dtype == "float8_e4m3fn"
+    assert weight_bytes(catalogue.load("gpt-oss-120b").architecture, 2) == pytest.approx(65.3e9, rel=0.01)  # size of its files
 
 
 def test_names_and_entries():

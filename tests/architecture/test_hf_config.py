@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import archsearch.architecture.catalogue as catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
 from archsearch.architecture.hf_config import from_hf_config, minimal_pattern, read_architecture, to_hf_config
@@ -214,6 +215,18 @@ def test_opt_has_two_more_positions_biases_and_tied_embeddings():
             },
             "opt-350m",
         ),
+        ({"model_type": "qwen3_moe", **SMALL, "num_experts": 8, "num_experts_per_tok": 2}, "moe_intermediate_size"),
+        ({"model_type": "qwen3_moe", **SMALL, "decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        (
+            {"model_type": "mixtral", **SMALL, "num_key_value_heads": 4, "num_local_experts": 2, "num_experts_per_tok": 3},
+            "2 experts need",
+        ),
+        ({"model_type": "llama4", "hidden_size": 64}, "text_config"),
+        (
+            {"model_type": "llama4_text", **SMALL, "num_key_value_heads": 4, "interleave_moe_layer_step": 2},
+            "interleave_moe_layer_step=2",
+        ),
+        ({"model_type": "deepseek_v3", **SMALL, "moe_intermediate_size": 64}, "qk_nope_head_dim"),
         ({"archsearch": {"architecture": {"hidden_size": 64}}}, "incomplete"),
         ({"archsearch": {"architecture": []}}, "list"),
         ({"archsearch": {"architecture": {**BASE.to_dict(), "colour": 1}}}, "colour"),
@@ -250,3 +263,27 @@ def test_minimal_pattern():
     assert minimal_pattern([8, 8, 8, None, 8, 8]) == "SSSL"
     assert minimal_pattern([None, None]) == "L"
     assert minimal_pattern([None, None, 8]) == "LLS"
+
+
+def test_what_experts_and_latents_add_is_written_only_where_it_is_there():
+    assert "num_experts" not in BASE.to_dict()  # files of plain models stay as older versions wrote them
+    for name in ("qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b"):
+        arch = catalogue.load(name).architecture
+        assert Architecture.from_dict(arch.to_dict()) == arch
+        plain = arch.dense()
+        assert not plain.num_experts and not plain.kv_lora_rank and plain.vocab_size == arch.vocab_size
+        assert from_hf_config(to_hf_config(plain)) == plain  # a draft of it can be written
+
+
+def test_windows_of_gemma_gpt_oss_and_scout():
+    windows = {name: catalogue.load(name).architecture.windows() for name in ("gemma-3-12b", "gpt-oss-20b", "llama-4-scout")}
+    assert windows["gemma-3-12b"][:6] == [1024] * 5 + [None]
+    assert windows["gpt-oss-20b"][:2] == [128, None]
+    assert windows["llama-4-scout"][:4] == [8192] * 3 + [None]
+
+
+def test_routing_skew_of_a_config():
+    config = {"model_type": "mixtral", **SMALL, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}
+    assert from_hf_config({**config, "archsearch": {"routing_skew": 0.9}}).routing_skew == 0.9
+    with pytest.raises(InvalidShapeError, match="routing_skew"):
+        from_hf_config({**config, "archsearch": {"routing_skew": -1}})

@@ -2,9 +2,23 @@
 
 import pytest
 
+import archsearch.architecture.catalogue as catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import layer_params, norm_params, parameters
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, forward_ops, head_ops, layer_ops, sample_op
+from archsearch.architecture.counts import attention_params, body_parameters, layer_params, norm_params, parameters
+from archsearch.architecture.experts import expert_layout, experts_touched, popularity
+from archsearch.architecture.ops import (
+    AllReduce,
+    Attention,
+    Elementwise,
+    Experts,
+    Gemm,
+    LatentAttention,
+    check_shards,
+    forward_ops,
+    head_ops,
+    layer_ops,
+    sample_op,
+)
 from archsearch.capacity import shard
 from archsearch.errors import InvalidShapeError
 
@@ -122,3 +136,57 @@ def test_layers_are_counted_by_window():
     assert total(counts, Gemm, "flops") == total(plain, Gemm, "flops")
     assert total(counts, Attention, "flops") < total(plain, Attention, "flops")
     assert parameters(arch) == parameters(GQA)
+
+
+def test_a_pass_reads_the_experts_that_its_tokens_touch():
+    arch = catalogue.load("qwen3-30b-a3b").architecture.replace(routing_skew=0.0)
+    one, many = (next(op for op in forward_ops(arch, batch=1, tokens=n, context=99) if isinstance(op, Experts)) for n in (1, 8))
+    assert one.touched == 8 and many.touched == pytest.approx(128 * (1 - (1 - 8 / 128) ** 8), abs=0.01)
+    assert (many.pairs, many.inter, many.experts) == (64, 768, 128)
+    skewed = arch.replace(routing_skew=1.0)
+    assert next(op for op in forward_ops(skewed, batch=1, tokens=8, context=9) if isinstance(op, Experts)).touched < many.touched
+
+
+def test_skew_lowers_the_experts_touched_and_never_below_a_tokens_share():
+    assert experts_touched(128, 4, 1, 0.7) == pytest.approx(4)
+    for tokens in (2, 8, 64):
+        touched = [experts_touched(128, 4, tokens, skew) for skew in (0.0, 0.3, 0.6, 1.2)]
+        assert touched == sorted(touched, reverse=True)
+        assert 4 - 1e-6 <= touched[-1] and touched[0] <= min(128, 4 * tokens) + 1e-9
+    assert sum(popularity(64, 6, 0.8)) == pytest.approx(6)
+
+
+def test_dense_first_layers_have_no_experts():
+    counts = forward_ops(catalogue.load("deepseek-v3").architecture, batch=1, tokens=1, context=99, ranks=8, fused=True)
+    assert sum(n for op, n in counts.items() if isinstance(op, Experts)) == 58
+    assert sum(n for op, n in counts.items() if isinstance(op, LatentAttention)) == 61
+    assert counts[Gemm(1, 2 * 18432 // 8, 7168)] == 3
+
+
+@pytest.mark.parametrize(("name", "ranks", "layout"), [("qwen3-235b-a22b", 4, (4, 1)), ("mixtral-8x7b", 8, (8, 1))])
+def test_experts_are_split_over_the_ranks(name, ranks, layout):
+    found = expert_layout(catalogue.load(name).architecture, ranks)
+    assert (found.tensor_ranks, found.expert_ranks) == layout
+    blocks = expert_layout(catalogue.load("qwen3-30b-a3b").architecture, 4, blocks=True)
+    assert (blocks.tensor_ranks, blocks.expert_ranks) == (1, 4)  # 192 columns are no whole blocks of 128
+
+
+def test_ranks_that_divide_neither_experts_nor_their_columns():
+    with pytest.raises(InvalidShapeError, match="neither moe_intermediate_size .768. nor num_experts .128."):
+        check_shards(catalogue.load("qwen3-30b-a3b").architecture.replace(num_attention_heads=40, num_key_value_heads=20), 5)
+    with pytest.raises(InvalidShapeError, match="num_attention_heads .32. does not divide by tensor_parallel=3"):
+        check_shards(catalogue.load("qwen3-30b-a3b").architecture, 3)
+
+
+def test_every_weight_of_an_expert_model_is_counted_once_where_all_are_touched():
+    arch = catalogue.load("mixtral-8x7b").architecture
+    counts = forward_ops(arch, batch=512, tokens=1, context=9)
+    weights = sum(n * op.weight_elements() for op, n in counts.items() if isinstance(op, Gemm | Experts))
+    assert weights == pytest.approx(body_parameters(arch) + arch.vocab_size * arch.hidden_size, rel=1e-3)
+
+
+def test_a_latent_block_holds_the_weights_of_the_module():
+    arch = catalogue.load("deepseek-v3").architecture
+    op = next(op for op in forward_ops(arch, batch=1, tokens=1, context=9) if isinstance(op, LatentAttention))
+    assert op.weight_elements() == attention_params(arch) - 1536 - 512  # all but the two norms
+    assert op.cache_elements() == 10 * 576

@@ -17,7 +17,7 @@ from archsearch.drafters.models import model_pass
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline import sample_space
-from archsearch.profiles import Measurement, Profile, freeze_shape
+from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.search.space import load_space
 from archsearch.workload import Workload
 from tests.doubles.world import CostLaw, write_profile
@@ -47,10 +47,9 @@ def model(profile: Profile) -> LatencyModel:
 
 @pytest.fixture(scope="module")
 def unseen(profile: Profile) -> list[Architecture]:
-    names = list(Architecture.__dataclass_fields__)
-    seen = {tuple(row.sizes()[name] for name in names) for row in profile.select("forward", LAW.dtype, "eager")}
+    seen = {ForwardShape.of(row).architecture for row in profile.select("forward", LAW.dtype, "eager")}
     shapes = sample_space(load_space("demo"), TARGET, 80, seed=99)
-    return [shape for shape in shapes if tuple(getattr(shape, name) for name in names) not in seen]
+    return [shape for shape in shapes if shape not in seen]
 
 
 def only(profile: Profile, keep) -> Profile:

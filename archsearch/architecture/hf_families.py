@@ -1,0 +1,174 @@
+"""What a config.json says beyond a plain transformer: experts, latent attention, windows of Gemma 3, gpt-oss and Llama 4.
+
+`FAMILIES` are read, never written: drafts are plain transformers. Each reader takes what `hf_config` has read of the fields that
+all families share and adds its own; a variant that is not modelled is an InvalidShapeError with the field and its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import InvalidShapeError
+
+Config = Mapping[str, Any]
+TEXT_OF: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+"""Types whose config.json keeps the language model under `text_config`, and the type of that."""
+SERVED: Final = {"fp8": "float8_e4m3fn"}
+EXPERT_FORMATS: Final = ("mxfp4",)
+
+
+def text_config(config: Config) -> Config:
+    """The part of `config` that describes the language model, with the quantisation that stands beside it."""
+    kind = config.get("model_type")
+    inner = config.get("text_config")
+    if kind not in TEXT_OF:
+        return config
+    if not isinstance(inner, Mapping):
+        raise InvalidShapeError(f"config.json of model_type {kind!r} needs text_config, the fields of its language model")
+    outer = {name: config[name] for name in ("quantization_config", "archsearch") if name in config}
+    return {**outer, **inner, "model_type": TEXT_OF[str(kind)]}
+
+
+def extend(config: Config, base: Architecture) -> Architecture:
+    """`base` (what all families share) with what the family of `config` adds.
+
+    Raises InvalidShapeError for a missing field or a variant that is not modelled.
+    """
+    return _READERS[str(config["model_type"])](config, base)
+
+
+def quantised(config: Config, arch: Architecture) -> Architecture:
+    """`arch` with the formats that `quantization_config` names, as far as they are priced; others are left unsaid."""
+    given = config.get("quantization_config")
+    method = given.get("quant_method") if isinstance(given, Mapping) else None
+    if method in SERVED:
+        return arch.replace(served_dtype=SERVED[method])
+    return arch.replace(expert_format=method) if method in EXPERT_FORMATS and arch.num_experts else arch
+
+
+def _number(config: Config, *names: str) -> int:
+    """The first of `names` that is there; a positive whole number."""
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    given, kind = ", ".join(f"{name}={config.get(name)!r}" for name in names), config.get("model_type")
+    raise InvalidShapeError(
+        f"config.json of model_type {kind!r} needs {' or '.join(names)} as a positive whole number, got {given}"
+    )
+
+
+def _only(config: Config, name: str, allowed: tuple[Any, ...]) -> None:
+    """Refuse a variant that is not modelled."""
+    if name in config and config[name] not in allowed:
+        raise InvalidShapeError(
+            f"{name}={config[name]!r} of model_type {config.get('model_type')!r} is not modelled; known: "
+            f"{', '.join(map(repr, allowed))}"
+        )
+
+
+def _pattern(window: int, period: int, layers: int) -> dict[str, Any]:
+    """`period` - 1 layers with a window, then one without."""
+    letters = "S" * (period - 1) + "L"
+    return {"window_pattern": letters[:layers] if layers < period else letters, "sliding_window": window}
+
+
+def _mixtral(config: Config, base: Architecture) -> Architecture:
+    return base.replace(
+        num_experts=_number(config, "num_local_experts"),
+        num_experts_per_tok=_number(config, "num_experts_per_tok"),
+        moe_intermediate_size=base.intermediate_size,
+    )
+
+
+def _qwen3_moe(config: Config, base: Architecture) -> Architecture:
+    _only(config, "decoder_sparse_step", (1,))
+    _only(config, "mlp_only_layers", ([], None))
+    return base.replace(
+        num_experts=_number(config, "num_experts", "num_local_experts"),
+        num_experts_per_tok=_number(config, "num_experts_per_tok"),
+        moe_intermediate_size=_number(config, "moe_intermediate_size"),
+        qk_norm=True,
+    )
+
+
+def _gpt_oss(config: Config, base: Architecture) -> Architecture:
+    """Biases everywhere, a sink a head, every other layer (the first among them) with a window."""
+    types = config.get("layer_types")
+    if types is not None and list(types) != [
+        ("sliding_attention", "full_attention")[n % 2] for n in range(base.num_hidden_layers)
+    ]:
+        raise InvalidShapeError("layer_types of model_type 'gpt_oss' other than sliding and full in turn are not modelled")
+    return base.replace(
+        num_experts=_number(config, "num_local_experts", "num_experts"),
+        num_experts_per_tok=_number(config, "num_experts_per_tok", "experts_per_token"),
+        moe_intermediate_size=base.intermediate_size,
+        attention_bias=bool(config.get("attention_bias", True)),
+        attention_output_bias=bool(config.get("attention_bias", True)),
+        mlp_bias=True,
+        attention_sinks=True,
+        **_pattern(int(config.get("sliding_window") or 128), 2, base.num_hidden_layers),
+    )
+
+
+def _llama4(config: Config, base: Architecture) -> Architecture:
+    """Chunked attention on three of four layers counts as a window of a chunk; its norm of queries and keys has no weights."""
+    _only(config, "interleave_moe_layer_step", (1,))
+    columns = _number(config, "intermediate_size")
+    return base.replace(
+        intermediate_size=_number(config, "intermediate_size_mlp", "intermediate_size"),
+        num_experts=_number(config, "num_local_experts"),
+        num_experts_per_tok=_number(config, "num_experts_per_tok"),
+        moe_intermediate_size=columns,
+        shared_expert_size=columns,
+        **_pattern(int(config.get("attention_chunk_size") or 8192), 4, base.num_hidden_layers),
+    )
+
+
+def _deepseek(config: Config, base: Architecture) -> Architecture:
+    _only(config, "moe_layer_freq", (1,))
+    columns, nope = _number(config, "moe_intermediate_size"), _number(config, "qk_nope_head_dim")
+    rope = _number(config, "qk_rope_head_dim")
+    return base.replace(
+        head_dim=nope + rope,
+        num_key_value_heads=base.num_attention_heads,
+        num_experts=_number(config, "n_routed_experts", "num_local_experts"),
+        num_experts_per_tok=_number(config, "num_experts_per_tok"),
+        moe_intermediate_size=columns,
+        shared_expert_size=columns * int(config.get("n_shared_experts") or 0),
+        first_dense_layers=int(config.get("first_k_dense_replace") or 0),
+        q_lora_rank=int(config.get("q_lora_rank") or 0),
+        kv_lora_rank=_number(config, "kv_lora_rank"),
+        qk_rope_head_dim=rope,
+        v_head_dim=_number(config, "v_head_dim"),
+    )
+
+
+def _gemma3(config: Config, base: Architecture) -> Architecture:
+    """Norms before and behind attention and FFN, normed queries and keys, five layers with a window and one without."""
+    window, layers = int(config.get("sliding_window") or 4096), base.num_hidden_layers
+    period = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
+    types = config.get("layer_types")
+    usual = ["full_attention" if (n + 1) % period == 0 else "sliding_attention" for n in range(layers)]
+    if types is not None and list(types) != usual:
+        raise InvalidShapeError(f"layer_types of model_type 'gemma3_text' other than one full layer in {period} are not modelled")
+    return base.replace(qk_norm=True, sandwich_norms=True, **_pattern(window, period, layers))
+
+
+def _phi3(config: Config, base: Architecture) -> Architecture:
+    """Phi-3 and Phi-4: Llama with q, k, v and gate, up each stored as one matrix."""
+    window = config.get("sliding_window")
+    return base.replace(window_pattern="S", sliding_window=int(window)) if window else base
+
+
+_READERS: Final[dict[str, Callable[[Config, Architecture], Architecture]]] = {
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
+    "deepseek_v3": _deepseek,
+    "gemma3_text": _gemma3,
+    "phi3": _phi3,
+}
