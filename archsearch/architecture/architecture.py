@@ -30,6 +30,7 @@ _LATER_FIELDS: Final = frozenset(
         "attention_sinks",
         "sandwich_norms",
         "routing_skew",
+        "expert_parallel",
     )
 )
 _DENSE_TYPES: Final = {"qwen3_moe": "qwen3"}
@@ -48,8 +49,9 @@ class Architecture:
     Mixture of experts (`num_experts` > 0): all layers but the first `first_dense_layers` route a token to `num_experts_per_tok`
     experts of `moe_intermediate_size` FFN columns, beside shared experts of `shared_expert_size` columns in all;
     `intermediate_size` is then the FFN of dense layers. `expert_format`: the format that experts are kept in ("mxfp4") where it
-    is not the dtype of the rest; `routing_skew`: how unevenly tokens choose them (see `experts`), None: as usual. `served_dtype`:
-    the dtype that the published weights are in where they are quantised.
+    is not the dtype of the rest; `routing_skew`: how unevenly tokens choose them (see `experts`), None: as usual;
+    `expert_parallel`: ranks hold whole experts rather than columns of all. `served_dtype`: the dtype that the published weights
+    are in where they are quantised.
     MLA (`kv_lora_rank` > 0): keys and values come out of a latent of `kv_lora_rank` numbers beside `qk_rope_head_dim` rotated
     ones, both shared by all heads; `head_dim` is that of queries, `v_head_dim` of values. `attention_sinks`: a learned logit a
     head (gpt-oss); `sandwich_norms`: norms behind attention and FFN too (Gemma 3).
@@ -90,6 +92,7 @@ class Architecture:
     attention_sinks: bool = False
     sandwich_norms: bool = False
     routing_skew: float | None = None
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         for name in (

@@ -16,9 +16,10 @@ from archsearch.errors import InvalidShapeError
 
 ROUTING_SKEW: Final = 0.5
 """Exponent of the popularity of experts that is taken where nobody says: the r-th most popular is chosen in proportion to
-r^-0.5. It makes 0.98, 0.96, 0.93 and 0.92 of the distinct experts of uniform routing at 4, 8, 16 and 32 sequences of gpt-oss-120b, whose
-servers show 0.93, 0.89, 0.86 and 0.83 (composed steps solved for it: 0.7 would); 16 consecutive tokens of one text of
-Qwen3-Coder-30B show about 1 (DFlash, arXiv 2602.06036: 0). In between, since verification reads both."""
+r^-0.5. It makes 0.98, 0.96, 0.93 and 0.92 of the distinct experts of uniform routing at 4, 8, 16 and 32 sequences of
+gpt-oss-120b, whose servers show 0.93, 0.89, 0.86 and 0.83 (composed steps solved for it; a skew of 0.7 would); 16 consecutive
+tokens of one text of Qwen3-Coder-30B show about 1 (DFlash, arXiv 2602.06036; a skew of 0). In between, since verification reads
+both."""
 BLOCK: Final = 128  # columns of one scale in fp8 blocks: a narrower shard of an expert cannot be stored
 
 
@@ -30,13 +31,14 @@ class ExpertLayout:
     expert_ranks: int = 1
 
 
-def expert_layout(arch: Architecture, ranks: int, blocks: bool = False) -> ExpertLayout:
-    """Experts of `arch` over `ranks` devices: split by columns, whole experts where columns do not divide.
-
-    blocks: weights in fp8 blocks, whose shards are whole BLOCKs. Raises InvalidShapeError where neither divides.
+def expert_layout(arch: Architecture, ranks: int) -> ExpertLayout:
+    """Experts of `arch` over `ranks` devices: split by columns; whole experts where columns do not divide (of weights served
+    in fp8 blocks, into whole BLOCKs) or `arch.expert_parallel` says so. Raises InvalidShapeError where neither divides.
     """
     columns, remainder = divmod(arch.moe_intermediate_size, ranks)
-    if not remainder and not (blocks and ranks > 1 and columns % BLOCK):
+    blocks = arch.served_dtype == "float8_e4m3fn"
+    whole = arch.expert_parallel and not arch.num_experts % ranks
+    if not (remainder or whole or (blocks and ranks > 1 and columns % BLOCK)):
         return ExpertLayout(tensor_ranks=ranks)
     if arch.num_experts % ranks == 0:
         return ExpertLayout(expert_ranks=ranks)

@@ -18,7 +18,8 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,8 @@ SYSTEMS: Final = {
 DTYPES: Final = {"bfloat16": ("bfloat16",), "float16": ("float16", "half"), "float8_e4m3fn": ("fp8",)}
 
 WEIGHT_COPIES: Final = 6  # collect_gemm.py: outside_loop_count = 6 for bfloat16 and fp8
+STATIC_SCALES: Final = {"trtllm": ("computescale",), "vllm": ("computescale", "scale_matrix")}
+"""What a server of a checkpoint with static scales does not run, by framework (see `static_scales`)."""
 BAD_SHARE: Final = 0.1  # more unusable rows than this and the file is not believed
 SPIKE: Final = 1.5  # an all-reduce slower than this times both neighbouring sizes was disturbed
 
@@ -240,6 +243,44 @@ def read_gemm(path: Path, device: Device, dtype: str) -> Table:
     m, n, k, wanted = columns["m"], columns["n"], columns["k"], DTYPES[dtype]
     rows = [row for row, name in enumerate(columns["gemm_dtype"]) if name in wanted]
     return _collect(path, columns, rows, lambda row: (Gemm(_whole(m[row]), _whole(n[row]), _whole(k[row])), "graph"))
+
+
+def static_scales(path: Path, device: Device, table: Table) -> Table:
+    """An fp8 GEMM table as servers of checkpoints with static scales run it.
+
+    The collector lets every framework compute the scale of the activations; a static checkpoint brings it. What that costs is
+    measured apart (computescale_perf: dynamic minus static quantisation), and under vLLM the quantisation itself
+    (scale_matrix_perf) is fused into the norm or activation before it. No GEMM gets quicker than its weights can be read.
+    """
+    framework, version = path.parts[-3], path.parts[-2]
+    known = []
+    for name in STATIC_SCALES.get(framework, ()):
+        file = path.parents[3] / "quantize" / framework / version / f"{name}_perf.parquet"
+        if file.is_file():
+            known.append(_quantise_s(file, device))
+    if not known:
+        return table
+    times = {}
+    for (op, mode), seconds in table.times_s.items():
+        if isinstance(op, Gemm):
+            least = min(seconds, op.weight_elements() / device.bandwidth_bytes_per_s)
+            seconds = max(least, seconds - sum(cost(op) for cost in known))
+        times[op, mode] = seconds
+    return replace(table, times_s=times)
+
+
+def _quantise_s(file: Path, device: Device) -> Callable[[Gemm], float]:
+    """Seconds by tokens and inner size, the nearest of each in the file."""
+    columns = _read(file, ("m", "k", "latency"), ("version", "device", "quant_dtype"))
+    _check_identity(file, columns, device)
+    times = {(m, k): t * 1e-3 for m, k, t in zip(columns["m"], columns["k"], columns["latency"], strict=True)}
+    tokens, sizes = sorted({m for m, _ in times}), sorted({k for _, k in times})
+
+    @cache
+    def nearest(value: int, these: tuple[float, ...]) -> float:
+        return min(these, key=lambda known: abs(math.log(known / value)))
+
+    return lambda op: times.get((nearest(op.m, tuple(tokens)), nearest(op.k, tuple(sizes))), 0.0)
 
 
 def read_attention(path: Path, device: Device, dtype: str) -> Table:
@@ -468,7 +509,10 @@ def import_tables(
             report(f"reading {kind} {dtype}", done, planned)
             if not versions[kind]:
                 continue
-            tables[kind] = reader(system / family / framework / versions[kind] / file, device, dtype)
+            path = system / family / framework / versions[kind] / file
+            tables[kind] = reader(path, device, dtype)
+            if kind == "gemm" and dtype == "float8_e4m3fn":
+                tables[kind] = static_scales(path, device, tables[kind])
         tables |= _more_tables(system, framework, versions["gemm"], device, dtype, compact)
         if not tables["gemm"].times_s or not tables["decode"].times_s:
             lacking = "gemm" if not tables["gemm"].times_s else "decode"

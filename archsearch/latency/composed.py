@@ -101,7 +101,7 @@ class ComposedPass:
             return measured if device is None else CarriedOps(measured, device)
 
         self._gemm = ops(dtype)
-        # with 8-bit weights the rest runs in 16 bits
+        # with 8-bit weights and an 8-bit cache the rest, the head among it, runs in 16 bits
         self._rest = ops("bfloat16") if dtype == "float8_e4m3fn" else self._gemm
         self._eager_reduce = _eager_all_reduce(profile)
         self._constants = constants()
@@ -112,12 +112,13 @@ class ComposedPass:
 
     def _model_of(self, op: Op) -> OpModel | CarriedOps:
         """Whose rows price `op`: weights in the pass's dtype, but experts of a format of their own; the rest in 16 bits."""
-        narrow = isinstance(op, Gemm | LatentAttention) or (isinstance(op, Experts) and not op.format)
+        narrow = isinstance(op, Gemm | Attention | LatentAttention) or (isinstance(op, Experts) and not op.format)
         return self._gemm if narrow else self._rest
 
-    def _prepare(self, ops: Iterable[Op]) -> None:
-        """Price all ops of a step in one go: much quicker than one by one."""
+    def _prepare(self, ops: Iterable[Op], head: Iterable[Op]) -> None:
+        """Price all ops of a step in one go: much quicker than one by one. `head`: those outside the layers."""
         ops = list(ops)
+        self._rest.prepare(head, True)
         narrow = [op for op in ops if self._model_of(op) is self._gemm]
         self._gemm.prepare(narrow, True)
         self._rest.prepare([op for op in ops if self._model_of(op) is not self._gemm], True)
@@ -166,13 +167,13 @@ class ComposedPass:
 
     def ops_terms(self, ops: PassOps) -> dict[str, tuple[float, float]]:
         """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step` as far as it is not hidden."""
-        self._prepare([*ops.in_layers, *ops.outside])
+        self._prepare(ops.in_layers, ops.outside)
         sums: dict[str, list[tuple[float, float]]] = {name: [] for name in GROUPS}
         for op, count in ops.in_layers.items():
             seconds, std = self.op_s(op)
             sums["attention" if isinstance(op, LatentAttention) else op.kind].append((count * seconds, std))
         for op, count in ops.outside.items():
-            seconds, std = self.op_s(op)
+            seconds, std = self._rest.op_s(op, True)  # 8-bit checkpoints keep embedding and head in 16 bits
             sums["head"].append((count * seconds, std))
         result = {name: _add(items) for name, items in sums.items() if name != "step"}
         result["step"] = self._graph_step(ops) if self.mode == "graph" else self._eager_step(ops, result)
