@@ -142,13 +142,14 @@ def test_eager_all_reduces_are_measured_where_the_table_has_them(build: Callable
     assert times[1] - times[0] == pytest.approx(added)
 
 
-def test_float16_runs_on_bfloat16_rows_and_float8_only_in_its_gemms(build: Callable[..., LatencyModel]) -> None:
+def test_float16_runs_on_bfloat16_rows_and_float8_in_gemms_and_the_cache_but_not_the_head(build: Callable[..., LatencyModel]) -> None:
     assert build(dtype="float16").forward_s(TINY).value == build(dtype="bfloat16").forward_s(TINY).value
     assert TableOps.asked == [("float16", "graph"), ("bfloat16", "graph")]
     TableOps.asked = []
     half = build(dtype="bfloat16").composed_.terms(TINY, [Part(1, 1, 99)])
     eighth = build(dtype="float8_e4m3fn", dtypes=("bfloat16", "float8_e4m3fn")).composed_.terms(TINY, [Part(1, 1, 99)])
-    assert eighth["gemm"][0] < half["gemm"][0] and eighth["attention"] == half["attention"]
+    assert eighth["gemm"][0] < half["gemm"][0] and eighth["attention"][0] <= half["attention"][0]
+    assert eighth["head"] == half["head"] and eighth["elementwise"] == half["elementwise"]
 
 
 @pytest.mark.parametrize("engine", [None, "sglang"])
