@@ -142,7 +142,7 @@ def test_eager_all_reduces_are_measured_where_the_table_has_them(build: Callable
     assert times[1] - times[0] == pytest.approx(added)
 
 
-def test_float16_runs_on_bfloat16_rows_and_float8_in_gemms_and_the_cache_but_not_the_head(build: Callable[..., LatencyModel]) -> None:
+def test_float16_runs_on_bfloat16_rows_and_float8_everywhere_but_in_the_head(build: Callable[..., LatencyModel]) -> None:
     assert build(dtype="float16").forward_s(TINY).value == build(dtype="bfloat16").forward_s(TINY).value
     assert TableOps.asked == [("float16", "graph"), ("bfloat16", "graph")]
     TableOps.asked = []
