@@ -40,7 +40,8 @@ _ZERO: Final = Estimate(0.0, 0.0, "published")
 class RoundCosts:
     """One class of engine: how a draft's passes are launched, and what a round takes beside its kernels. Seconds.
 
-    GPU: `round_s` + gamma `token_s` + batch `sequence_s`. Host: `host_round_s` + gamma (`host_token_s` + draft layers x
+    GPU: `round_s` + gamma `token_s` + batch (`sequence_s` + (gamma + 1) `row_s`).
+    Host: `host_round_s` + gamma (`host_token_s` + draft layers x
     `host_layer_s`) + target layers x `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph.
 
     Of drafters that do not propose in every round (n-gram, suffix): `padded`: they are filled up to gamma for every sequence,
@@ -64,6 +65,9 @@ class RoundCosts:
     first_tokens: tuple[int, int]
     largest_batch: int
     source: str
+    row_s: Estimate = _ZERO  # for each token that is verified, of any sequence
+    row_token_s: Estimate = _ZERO  # for each verified row and token of its context
+    expands: bool = False  # verification reads each token as a sequence of its own, so its cache gamma + 1 times
     covariance: tuple[tuple[float, ...], ...] = ()  # of COSTS, s^2, where they were measured together; the machine is in it
     padded: bool = False
     ragged_layer_s: Estimate = _ZERO
@@ -178,6 +182,9 @@ def round_costs(name: str) -> RoundCosts:
         padded=row.get("padded", False),
         ragged_layer_s=_ms(row.get("ragged_layer")),
         waits_s=_ms(row.get("waits")),
+        row_s=_ms(row.get("row")),
+        row_token_s=_ms(row.get("row_token")),
+        expands=bool(row.get("expands", False)),
         **costs,
     )
 
@@ -241,9 +248,9 @@ def engine_rounds(
     asked = parse_version(engine, taken)
     if asked > Version(str(table["newest"])) and asked.release[:2] != Version(str(table["newest"])).release[:2]:
         note = f"{engine} {taken} is newer than what is known here ({table['newest']}), whose figures are used"
-    elif asked < Version(str(table["oldest"])):
-        note = f"{engine} {taken} is older than what is known here ({table['oldest']}), whose figures are used"
-        asked = Version(str(table["oldest"]))
+    elif asked < Version(oldest := str(table.get("oldest_of", {}).get(drafter, table["oldest"]))):
+        note = f"{engine} {taken} is older than what is known here ({oldest}), whose figures are used"
+        asked = Version(oldest)
     chosen = dict(options or {})
     for row in table["rows"]:
         if _fits(row, asked, chosen, drafter):

@@ -54,7 +54,7 @@ from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.latency.round_fit import RoundFit
-from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step
+from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step, verified_rows
 from archsearch.latency.transfer import kernels_of
 from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
@@ -446,9 +446,8 @@ class LatencyModel(LatencyOfRounds):
                 cold=True,
                 is_target=True,
             )
-        return self.forward_s(
-            target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel
-        )
+        batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
+        return self.forward_s(target, batch=batch, tokens=tokens, context=workload.context_len, ranks=workload.tensor_parallel)
 
     def draft_passes(self, draft: Architecture, workload: Workload, gamma: int) -> tuple[Estimate, Estimate]:
         """(the first pass of a round, with its weights out of the cache; each later one, in a loop)."""

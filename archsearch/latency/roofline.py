@@ -20,7 +20,7 @@ from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.composed import constants, sync_waits
 from archsearch.latency.datasheet import datasheet_s
-from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step
+from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step, verified_rows
 from archsearch.workload import Workload
 
 RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}
@@ -83,9 +83,8 @@ class RooflineLatency(LatencyOfRounds):
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
-        return self.forward_s(
-            target, batch=workload.batch_size, tokens=gamma + 1, context=workload.context_len, ranks=workload.tensor_parallel
-        )
+        batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
+        return self.forward_s(target, batch=batch, tokens=tokens, context=workload.context_len, ranks=workload.tensor_parallel)
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """gamma draft passes."""

@@ -2,7 +2,7 @@
 
 Engines that overlap launch the draft's passes while the GPU still verifies; they wait for the slower of the two:
 
-    gpu   = verify + draft passes + round_s + gamma token_s + batch sequence_s
+    gpu   = verify + draft passes + round_s + gamma token_s + batch sequence_s + batch (gamma + 1) row_s
     host  = host_round_s + gamma (host_token_s + layers host_layer_s) + target layers host_target_layer_s
     round = max(gpu, host)
 
@@ -62,6 +62,7 @@ class Passes:
     draft_layers: int
     target_layers: int
     draft_all_reduces: int = 0
+    context: int = 0  # tokens in each sequence's cache
 
     @property
     def draft_s(self) -> Estimate:
@@ -84,6 +85,13 @@ def summed(draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate) -> Round
 def round_time(costs: RoundCosts, passes: Passes) -> RoundTime:
     """The round of an engine of class `costs`."""
     return _overlapped(costs, passes) if costs.order == "overlapped" else _serial(costs, passes)
+
+
+def verified_rows(rounds: EngineRounds | None, batch: int, gamma: int) -> tuple[int, int]:
+    """Sequences of a verification pass and tokens of each: an engine that expands the batch reads every token by itself."""
+    if rounds is not None and rounds.costs.expands:
+        return batch * (gamma + 1), 1
+    return batch, gamma + 1
 
 
 def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch: int) -> Estimate:
@@ -156,10 +164,18 @@ def _gpu_s(costs: RoundCosts, passes: Passes) -> float:
 def _extra(costs: RoundCosts, passes: Passes) -> Estimate:
     """What a round adds on the GPU's side: synchronisation, sampling, copies."""
     gamma, batch = passes.gamma, passes.batch
-    value = costs.round_s.value + gamma * costs.token_s.value + batch * costs.sequence_s.value
+    rows = batch * (gamma + 1)
+    row_s = costs.row_s.value + passes.context * costs.row_token_s.value
+    value = costs.round_s.value + gamma * costs.token_s.value + batch * costs.sequence_s.value + rows * row_s
     std = costs.std_of(round=1.0, token=float(gamma), sequence=float(batch))
     if std is None:
-        std = math.hypot(costs.round_s.std, gamma * costs.token_s.std, batch * costs.sequence_s.std)
+        own = (
+            costs.round_s.std,
+            gamma * costs.token_s.std,
+            batch * costs.sequence_s.std,
+            rows * (costs.row_s.std + passes.context * costs.row_token_s.std),
+        )
+        std = math.hypot(*own)
     return Estimate(value, std * costs.band(batch), _source(costs))
 
 
@@ -264,7 +280,8 @@ class LatencyOfRounds:
         layers = draft.num_hidden_layers
         sharded = self.facts.ranks_of_draft(workload) > 1
         reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
-        return Passes(*times, gamma, workload.batch_size, layers, target.num_hidden_layers, reduces)
+        sizes = (gamma, workload.batch_size, layers, target.num_hidden_layers, reduces, workload.context_len)
+        return Passes(*times, *sizes)
 
     def idle_s(self: Any, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
         """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching that

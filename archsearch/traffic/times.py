@@ -17,8 +17,10 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import PassOps
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
+from archsearch.engine_rounds import EngineRounds
 from archsearch.latency.composed import Part
 from archsearch.latency.drafted import rows_of
+from archsearch.latency.rounds import verified_rows
 from archsearch.workload import Workload
 
 Array = NDArray[np.float64]
@@ -121,7 +123,7 @@ def _prepare(latency: Any, target: Architecture, drafter: Drafter, workloads: Se
     """Tell a model of kernels which passes will be asked for."""
     if not hasattr(latency, "prepare"):
         return
-    wanted = list(_target_parts(target, workloads, gammas))
+    wanted = list(_target_parts(target, workloads, gammas, latency.rounds))
     passes: list[PassOps] = []
     for workload in workloads:
         if drafter.model is not None:
@@ -133,11 +135,12 @@ def _prepare(latency: Any, target: Architecture, drafter: Drafter, workloads: Se
 
 
 def _target_parts(
-    target: Architecture, workloads: Sequence[Workload], gammas: Sequence[int]
+    target: Architecture, workloads: Sequence[Workload], gammas: Sequence[int], rounds: EngineRounds | None
 ) -> Iterable[tuple[Architecture, Part, int]]:
     for workload in workloads:
-        for tokens in (1, *(gamma + 1 for gamma in gammas)):
-            yield target, Part(workload.batch_size, tokens, workload.context_len), workload.tensor_parallel
+        for gamma in (0, *gammas):
+            batch, tokens = verified_rows(rounds, workload.batch_size, gamma)
+            yield target, Part(batch, tokens, workload.context_len), workload.tensor_parallel
 
 
 def _draft_parts(

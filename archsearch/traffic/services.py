@@ -1,0 +1,99 @@
+"""Services of one target and drafter: what its prompts add, and its rounds by batch size, with a gamma and without a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import Draft, Drafter
+from archsearch.drafters.registry import as_drafter
+from archsearch.latency.composed import Part
+from archsearch.latency.drafted import rows_of
+from archsearch.traffic.steady import MOST_RUNNING, RoundTokens, Service
+from archsearch.traffic.times import RoundTimes, ladder, round_times
+from archsearch.workload import Workload
+
+CHUNK: Final = 8192  # prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
+LARGEST: Final = 512  # batch sizes are priced up to this one
+
+
+def prefill_s(latency: Any, target: Architecture, draft: Draft | None, workload: Workload, prompt_tokens: int) -> float:
+    """Seconds that a prompt adds: the target's pass over it, and the draft's, which keeps a cache of its own.
+
+    Where passes are composed of kernels and prompts share a step with the requests that decode (`workload.batch_size` of
+    them), only what the step takes longer is charged: its weights are read once. An engine that expands the batch reads prompts
+    by themselves.
+    """
+    if prompt_tokens < 1:
+        return 0.0
+    total, read = 0.0, 0
+    while read < prompt_tokens:
+        tokens = min(CHUNK, prompt_tokens - read)
+        total += _chunk_s(latency, target, workload, tokens, read)
+        read += tokens
+    drafter = as_drafter(draft) if draft is not None else None
+    return total + (_draft_prefill_s(latency, drafter, workload, prompt_tokens) if drafter is not None else 0.0)
+
+
+def _chunk_s(latency: Any, target: Architecture, workload: Workload, tokens: int, cached: int) -> float:
+    composed = getattr(latency, "composed_", None)
+    alone = bool(latency.rounds is not None and latency.rounds.costs.expands)
+    if composed is None or alone:
+        return float(_pass_s(latency, target, tokens, cached, workload.tensor_parallel))
+    decoding = Part(workload.batch_size, 1, workload.context_len)
+    prompt = Part(1, tokens, cached, 1)
+    together = composed.step_s(target, [decoding, prompt], workload.tensor_parallel).value
+    return max(0.0, float(together - composed.step_s(target, [decoding], workload.tensor_parallel).value))
+
+
+def _pass_s(latency: Any, arch: Architecture, tokens: int, cached: int, ranks: int) -> float:
+    if getattr(latency, "engine_", None) is not None:
+        found = latency.engine_.forward_s(arch, batch=1, tokens=tokens, context=cached, cold=True)
+    elif hasattr(latency, "forward_s"):
+        found = latency.forward_s(arch, batch=1, tokens=tokens, context=cached, ranks=ranks)
+    else:  # a latency that knows rounds only
+        found = latency.verify_s(arch, Workload(1, cached, ranks), tokens - 1)
+    return float(found.value)
+
+
+def _draft_prefill_s(latency: Any, drafter: Drafter, workload: Workload, tokens: int) -> float:
+    ranks = latency.facts.ranks_of_draft(workload)
+    if drafter.model is not None:
+        return _pass_s(latency, latency.facts.served_draft(drafter.model), tokens, 0, ranks)
+    rows = replace(rows_of(latency, replace(workload, batch_size=1, context_len=0), 1), gamma=max(1, tokens - 1))
+    first = drafter.plan(rows).first if drafter.architecture.num_hidden_layers and drafter.has_layers else None
+    return float(latency.ops_s(first).value) if first is not None else 0.0
+
+
+def batch_ladder(largest: int = LARGEST) -> tuple[int, ...]:
+    """Batch sizes at which rounds are priced."""
+    return ladder(1, max(1, largest))
+
+
+def times_over_batches(
+    latency: Any, target: Architecture, draft: Draft, workload: Workload, gammas: Sequence[int], largest: int = LARGEST
+) -> RoundTimes:
+    """Rounds of `workload`'s context at batch sizes up to `largest`."""
+    at = batch_ladder(largest)
+    return round_times(latency, target, draft, [replace(workload, batch_size=size) for size in at], at, gammas)
+
+
+def plain_service(times: RoundTimes, prefill: float, output_tokens: float, held: int | None = None) -> Service:
+    """The server without a draft."""
+    return Service(times.at, times.decode, RoundTokens(), prefill, output_tokens, held if held is not None else MOST_RUNNING)
+
+
+def drafting_service(
+    times: RoundTimes, gamma: int, tokens: RoundTokens, prefill: float, output_tokens: float, held: int | None = None
+) -> Service:
+    """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle."""
+    if gamma == 0:
+        rounds = times.decode + times.idle
+    else:
+        rounds = times.round[:, times.gammas.index(gamma)]
+    most = held if held is not None else MOST_RUNNING
+    return Service(times.at, np.asarray(rounds), tokens, prefill, output_tokens, most)

@@ -1,0 +1,179 @@
+"""A server in steady state: how many requests run, from the requests per second that arrive or from a fixed number in flight.
+
+With P seconds of prefill a request, R rounds a request and rounds of r(b) seconds while b requests decode:
+
+    fixed number c in flight     seconds a request = P + R r(c) / c          (every slot is refilled at once)
+    x requests per second        b = x R r(b) / (1 - x P)                    (Little's law; prefills take the share x P)
+
+R = (L - 1) / tau + (E[X^2] - tau) / (2 tau^2) for L output tokens, the first of them from the prefill, and X tokens a round: the
+last round of an answer ends beyond its end (renewal theory). A plain step is a round with tau = 1. Held against a discrete-event
+simulation in `traffic.simulation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archsearch.errors import ArchsearchError
+from archsearch.speedup import accepted_by_position, drifting_positions
+
+Array = NDArray[np.float64]
+MOST_RUNNING: Final = 1024
+FULL: Final = 0.995  # share of a server's capacity from which on it counts as full: waiting grows without end
+
+
+@dataclass(frozen=True)
+class RoundTokens:
+    """Tokens of a round: `reach[i]` is the chance that a round gives more than i + 1 of them; () for plain steps."""
+
+    reach: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, alpha: float, drift: float, gamma: int, share: float = 1.0) -> RoundTokens:
+        """Of a drafter with `alpha`, its drift in logit per position, that drafts in `share` of rounds."""
+        if gamma < 1:
+            return cls()
+        return cls(tuple(share * chance for chance in accepted_by_position(drifting_positions(alpha, drift, gamma))))
+
+    @property
+    def tau(self) -> float:
+        return 1.0 + math.fsum(self.reach)
+
+    @property
+    def square(self) -> float:
+        """Mean of the squared number of tokens."""
+        return 1.0 + math.fsum((2 * i + 3) * chance for i, chance in enumerate(self.reach))
+
+    def rounds(self, tokens: float) -> float:
+        """Mean rounds until at least `tokens` tokens are written."""
+        if tokens <= 0.0:
+            return 0.0
+        return max(1.0, tokens / self.tau + (self.square - self.tau) / (2.0 * self.tau**2))
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a server does for a request. `at`: batch sizes, ascending; `round_s`: seconds of a round at each; `prefill_s`: seconds
+    that a request's prompt adds; `output_tokens`: mean; `held`: most requests that memory holds."""
+
+    at: Array
+    round_s: Array
+    tokens: RoundTokens
+    prefill_s: float
+    output_tokens: float
+    held: int = MOST_RUNNING
+
+    @property
+    def rounds(self) -> float:
+        """Rounds a request."""
+        return self.tokens.rounds(self.output_tokens - 1.0)
+
+    def round_at(self, running: float) -> float:
+        """Seconds of a round while `running` requests decode: between the batch sizes that are known, and by the last slope
+        beyond them."""
+        batch = max(running, 1.0)
+        if batch <= self.at[-1] or len(self.at) == 1:
+            return float(np.interp(batch, self.at, self.round_s))
+        slope = (self.round_s[-1] - self.round_s[-2]) / (self.at[-1] - self.at[-2])
+        return float(self.round_s[-1] + slope * (batch - self.at[-1]))
+
+    def requests_per_s(self, running: float) -> float:
+        """Requests finished a second while `running` of them decode."""
+        return 1.0 / (self.prefill_s + self.rounds * self.round_at(running) / max(running, 1.0))
+
+    @property
+    def most_requests_per_s(self) -> float:
+        """The highest rate that it can serve."""
+        sizes = sorted({self.held, *(int(size) for size in self.at if size <= self.held), 1})
+        return max(self.requests_per_s(size) for size in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A server in steady state. `running`: requests that decode at once; `full`: more arrive than it serves, so that waiting has
+    no end and `ttft_s` is infinite. `tpot_s`: seconds per output token after the first, with the prefills in between."""
+
+    requests_per_s: float
+    running: float
+    tpot_s: float
+    ttft_s: float
+    tokens_per_s: float
+    utilisation: float
+    full: bool = False
+
+
+def in_flight(service: Service, concurrency: int) -> Steady:
+    """`concurrency` requests in flight at all times; those that memory does not hold wait."""
+    if concurrency < 1:
+        raise ArchsearchError(f"at least 1 request must be in flight, got {concurrency}")
+    running = min(concurrency, service.held)
+    rate = service.requests_per_s(running)
+    together = 1.0 + (running - 1.0) / (2.0 * max(service.rounds, 1.0))  # prefills of those that ended in the same round
+    waiting = (concurrency - running) / rate
+    ttft = waiting + together * service.prefill_s
+    decoding = running / rate - together * service.prefill_s
+    return Steady(rate, running, _per_token(decoding, service), ttft, rate * service.output_tokens, 1.0)
+
+
+def at_rate(service: Service, requests_per_s: float) -> Steady:
+    """`requests_per_s` arriving at random (Poisson); the operating point by fixed point."""
+    if not requests_per_s > 0.0 or not math.isfinite(requests_per_s):
+        raise ArchsearchError(f"requests per second must be a positive number, got {requests_per_s}")
+    most = service.most_requests_per_s
+    if requests_per_s >= FULL * most:
+        full = in_flight(service, service.held)
+        return Steady(full.requests_per_s, full.running, full.tpot_s, math.inf, full.tokens_per_s, requests_per_s / most, True)
+    prefilling = requests_per_s * service.prefill_s
+    low, high = 0.0, float(service.held)
+
+    def beyond(running: float) -> float:
+        """How much more decodes than would be needed."""
+        return running - requests_per_s * service.rounds * service.round_at(running) / (1.0 - prefilling)
+
+    for _ in range(80):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if beyond(middle) >= 0.0 else (middle, high)
+    running = high
+    round_s = service.round_at(running)
+    decoding = service.rounds * round_s / (1.0 - prefilling)
+    waits = prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))  # behind other prompts (M/D/1)
+    busy = min(1.0, prefilling + (1.0 - prefilling) * (1.0 - math.exp(-running)))
+    ttft = service.prefill_s + waits + busy * round_s / 2.0
+    rate = requests_per_s
+    return Steady(rate, running, _per_token(decoding, service), ttft, rate * service.output_tokens, rate / most)
+
+
+def _per_token(decoding_s: float, service: Service) -> float:
+    return decoding_s / max(service.output_tokens - 1.0, 1.0)
+
+
+def crossing_rate(plain: Service, drafting: Service, highest: float | None = None) -> float | None:
+    """The requests per second above which a token takes no longer without drafting: where speculation should be off. None where
+    drafting is the faster at every rate that both serve; 0 where it never is."""
+    top = min(plain.most_requests_per_s, drafting.most_requests_per_s) * FULL * 0.999
+    top = min(top, highest) if highest is not None else top
+    rates = np.geomspace(top / 200.0, top, 60)
+
+    def gain(rate: float) -> float:
+        return at_rate(plain, rate).tpot_s / at_rate(drafting, rate).tpot_s
+
+    gains = [gain(float(rate)) for rate in rates]
+    if gains[0] <= 1.0:
+        return 0.0
+    for (rate, before), (after_rate, after) in zip(_pairs(rates, gains), _pairs(rates[1:], gains[1:]), strict=False):
+        if before > 1.0 >= after:
+            share = math.log(before) / (math.log(before) - math.log(max(after, 1e-9)))
+            return float(rate + share * (after_rate - rate))
+    if drafting.most_requests_per_s < plain.most_requests_per_s and highest is None:
+        return top  # it is full while the plain server still keeps up
+    return None
+
+
+def _pairs(rates: Array, gains: Sequence[float]) -> list[tuple[float, float]]:
+    return [(float(rate), gain) for rate, gain in zip(rates, gains, strict=True)]
