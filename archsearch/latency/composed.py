@@ -125,7 +125,10 @@ class ComposedPass:
 
     def prepare(self, passes: Iterable[PassOps]) -> None:
         """Price the kernels of many passes in one go."""
-        self._prepare(dict.fromkeys(op for ops in passes for op in (*ops.in_layers, *ops.outside)))
+        passes = list(passes)
+        self._prepare(
+            dict.fromkeys(op for ops in passes for op in ops.in_layers), dict.fromkeys(op for ops in passes for op in ops.outside)
+        )
 
     def layer_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
         """Ops of all layers. GEMMs, norms and all-reduces run once over the tokens of all parts, attention runs for each part."""
