@@ -95,6 +95,7 @@ class FamilyAcceptance:
     acceptance: Acceptance
     share: Estimate | None = None
     assumed: str = ""
+    taus: Mapping[int, Estimate] | None = None  # over all rounds, by gamma, where they were counted: no curve then
 
     def tau(self, tau: Estimate) -> Estimate:
         """tau over all rounds from that of rounds that draft."""

@@ -100,6 +100,7 @@ def search(
     archsearch search --target smollm2-135m --gpu cpu --time-budget 45m --run runs/mine
     archsearch search --target llama-65b --gpu a100 --tensor-parallel 4 --mode graph
     archsearch search --target llama-3.1-8b --gpu h100 --family eagle3 --family independent
+    archsearch search --target smollm2-135m --gpu cpu --engine vllm --family independent --family eagle3 --confirm 1
     archsearch search --target ./my-model --gpu cpu --prompts my.jsonl --time-budget 1h --confirm 2
     """
     from archsearch import pipeline

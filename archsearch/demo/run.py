@@ -17,6 +17,8 @@ TARGET = "smollm2-135m"
 CONTEXT = 160
 PROFILE_BUDGET_S = 200.0
 ENOUGH_ROWS = 300
+HEAD = "eagle3"
+HEAD_BUDGET_S = 60.0  # and about three minutes to read the states of the text, which later trainings use again
 
 
 def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]:
@@ -26,12 +28,14 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     """
     from archsearch import pipeline
     from archsearch.models.targets import resolve_target
+    from archsearch.pipeline.family_results import compare_families
+    from archsearch.pipeline.heads import head_plan, train_family
     from archsearch.search.space import load_space
 
     start = time.monotonic()
     target = resolve_target(TARGET)
     pipeline.check_weights(target)
-    say(f"This takes about {human_time(PROFILE_BUDGET_S + budget_s + 240)} on two quiet cores.")
+    say(f"This takes about {human_time(PROFILE_BUDGET_S + budget_s + 480)} on two quiet cores.")
     if not profiled():
         say(f"$ archsearch profile --gpu cpu --target {TARGET} --budget {PROFILE_BUDGET_S:.0f}s")
         request = pipeline.ProfileRequest("cpu", target.architecture, load_space("demo"), budget_s=PROFILE_BUDGET_S)
@@ -46,9 +50,14 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
             TARGET, WorkloadRequest("cpu", context_len=CONTEXT), confirm=1, time_budget_s=budget_s, run=run_path
         )
     )
+    if not (run_path / "heads" / HEAD).is_dir():
+        say(f"$ archsearch train {run_path} --family {HEAD} --budget {HEAD_BUDGET_S:.0f}s")
+        train_family(run_path, head_plan(HEAD), HEAD_BUDGET_S)
+    families = [result.to_dict() for result in compare_families(run_path)]
     say(f"$ archsearch export {run_path} --output {output}")
     exported = pipeline.export_rank(run_path, 1, output)
     seconds = time.monotonic() - start
+    found = {**found, "families": families}
     return {**found, "export": exported, "seconds": seconds, "text": demo_text(found, exported, run_path, seconds)}
 
 
@@ -62,11 +71,14 @@ def profiled() -> bool:
 
 def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, seconds: float) -> str:
     from archsearch.report import summary_text
+    from archsearch.report.terminal.search import family_lines
     from archsearch.runs.run import open_run
 
     confirmed = found["confirmed"]
     rows = [
         summary_text(open_run(run_path)),
+        "",
+        *family_lines(found),
         "",
         f"Exported to {exported['output']}: {exported['note']}",
         f"Report: {found['report']}",
@@ -76,6 +88,7 @@ def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, s
         f"  open {found['report']}",
         f"  archsearch confirm {run_path} --gamma 2 --gamma 4 --gamma 6     other gammas beside the prediction",
         f"  archsearch train {run_path} --budget 30m                        acceptance still rises with training",
+        f"  archsearch train {run_path} --family {HEAD} --budget 10m        so does that of the head",
         "  archsearch search --target YOUR-MODEL-FOLDER --prompts YOUR.jsonl --gpu cpu --confirm 1",
     ]
     if confirmed and not confirmed[0]["undecided"] and confirmed[0]["speedup_interval"][1] < 1:

@@ -12,6 +12,7 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family
 from archsearch.engine_facts import EngineFacts
 from archsearch.errors import ArchsearchError
+from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.models.targets import TargetRef
 from archsearch.search.objective import Score
 from archsearch.search.space import SearchSpace, load_space
@@ -48,26 +49,32 @@ def kind_of(families: Sequence[str]) -> RoundKind:
 def choose_families(
     asked: Sequence[str], facts: EngineFacts, version: str | None, target: TargetRef, *, trains: bool
 ) -> tuple[str, ...]:
-    """The families of a search: those that were named, else all that the engine runs and the target can have, where nothing is
-    trained, and independent drafts where something is.
+    """The families that a search ranks: those that were named, else all that the engine runs and the target can have, where
+    nothing is trained, and independent drafts where something is (heads that were named are trained beside them).
 
     Raises ArchsearchError for one that the engine does not run, that the target cannot have, or that a search does not train.
     """
     if trains:
-        others = [name for name in asked if name != INDEPENDENT]
+        others = [name for name in asked if name not in (INDEPENDENT, *HEAD_FAMILIES)]
         if others:
             raise ArchsearchError(
-                f"a search trains and confirms independent drafts only for now, not {', '.join(others)}: leave out --family, or "
-                "rank only (--no-confirm)"
+                f"a search trains independent drafts, {' and '.join(HEAD_FAMILIES)} heads, not {', '.join(others)}: leave out "
+                "--family, or rank only (--no-confirm)"
             )
-        return (INDEPENDENT,)
+        if asked and INDEPENDENT not in asked:
+            raise ArchsearchError(
+                f"a search that trains climbs by independent drafts and trains heads beside them: add --family {INDEPENDENT}, or "
+                "train a head alone (archsearch train RUN --family)"
+            )
     for name in asked:
         if why := facts.lacks(name, version):
             raise ArchsearchError(why)
         if why := family(name).lacking(target.architecture):
             raise ArchsearchError(f"{target.name} cannot be served with {name}: {why}; leave out --family {name}")
+    if trains:
+        return (INDEPENDENT,)
     if asked:
-        return tuple(asked)
+        return tuple(sorted(asked, key=lambda name: name != INDEPENDENT))
     served = facts.serves(version)
     return tuple(name for name in served if not family(name).lacking(target.architecture))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from archsearch.drafts.records import TrainedDraft
@@ -12,6 +12,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
+from archsearch.pipeline.family_results import asked_heads, climbing_share, family_results, train_heads, with_replays
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
@@ -42,14 +43,17 @@ def search(request: SearchRequest) -> dict[str, Any]:
 
 def rank_only(session: SearchSession) -> dict[str, Any]:
     """The ranking by what is known beforehand; nothing is trained."""
+    replays = with_replays(session)
     result = rung_zero(session)
     session.run.write_trials(result.trials)
-    return outcome(session, result, write_ranked(session, [], result.best), [])
+    return outcome(session, result, write_ranked(session, [], result.best), []) | {"replayed": replays}
 
 
 def finalist_search(session: SearchSession) -> dict[str, Any]:
     """Text, ranking, full training of the prior's best, confirmation; the time budget is for text and training."""
-    request, trainer = session.request, session.trainer()
+    start, whole = time.monotonic(), session.request.time_budget_s
+    session.request = request = beside_heads(session.request)
+    trainer = session.trainer()
     trainer.texts.write_training_once(TEXT_SHARE_ALONE * request.time_budget_s)
     session.scorer = session.scorer.with_coverage(trainer.texts.coverage())
     result = rung_zero(session)
@@ -58,8 +62,18 @@ def finalist_search(session: SearchSession) -> dict[str, Any]:
     ranked = write_ranked(session, trained, result.best)
     text = text_result(session, trainer, ranked, trained)
     confirmed = [confirm_rank(session, rank, trainer=trainer) for rank in range(1, min(request.confirm, len(trained)) + 1)]
-    notes = finalist_notes(session) if trained else []
-    return outcome(session, result, ranked, confirmed) | {"notes": notes, "text": text}
+    notes = (finalist_notes(session) if trained else []) + train_heads(session, trainer, trained, start + whole)
+    return outcome(session, result, ranked, confirmed) | family_table(session, trainer, trained) | {"notes": notes, "text": text}
+
+
+def beside_heads(request: SearchRequest) -> SearchRequest:
+    """The request with the minutes that independent drafts have beside the heads that were asked for."""
+    return replace(request, time_budget_s=climbing_share(request.families) * request.time_budget_s)
+
+
+def family_table(session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]) -> dict[str, Any]:
+    """The best of each family on the run's text, as part of a result."""
+    return {"families": [result.to_dict() for result in family_results(session, trainer, trained)]} if trained else {}
 
 
 def text_result(
@@ -152,6 +166,8 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     from archsearch.acceptance.known import known_observations
     from archsearch.pipeline import climb
 
+    whole = session.request.time_budget_s
+    session.request = beside_heads(session.request)
     request, run = session.request, session.run
     file = StateFile(run.path / RUNGS_FILE, request.time_budget_s, start)
     state = file.state
@@ -191,10 +207,14 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
             file.save()
         confirmed.append(known_result)
     file.step("confirm", time.monotonic() - begin)
-    data = outcome(session, result, ranked, confirmed)
+    begin = time.monotonic()
+    state.notes += [note for note in train_heads(session, trainer, trained, start + whole) if note not in state.notes]
+    if asked_heads(request.families):
+        file.step("heads", time.monotonic() - begin)
+    data = outcome(session, result, ranked, confirmed) | family_table(session, trainer, trained)
     file.save()
     seconds = file.elapsed_s()
-    say(f"all of it took {human_time(seconds)} of {human_time(plan.budget_s)}")
+    say(f"all of it took {human_time(seconds)} of {human_time(whole)}")
     measured = [climb.measured_row(session, draft, coverage) for draft in trained]
     return data | {
         "rungs": climb.summary(state),

@@ -199,6 +199,9 @@ class Scorer:
     def __call__(self, draft: Draft) -> Score:
         drafter = as_drafter(draft)
         known = self.believed(drafter)
+        if known.taus is not None:
+            counted = drafter.with_share(known.share.value) if known.share is not None else drafter
+            return self.measured(counted, known.acceptance.alpha, known.taus)
         alpha, drift = known.acceptance.alpha, known.acceptance.drift
         share = known.share.value if known.share is not None else 1.0
         positions = speculation.drifting_positions(alpha.value, drift.value, max(self.gammas))

@@ -88,7 +88,8 @@ def test_families_that_are_named_compete_alone(tmp_path: Path) -> None:
         (("--family", "egale"), "unknown family of drafters 'egale'"),
         (("--family", "medusa", "--engine", "sglang"), "SGLang does not run medusa drafters; use vLLM"),
         (("--family", "mtp"), "llama-3.1-8b cannot be served with mtp: its checkpoint (llama) holds no MTP layer"),
-        (("--family", "eagle3", "--confirm", "1"), "trains and confirms independent drafts only for now, not eagle3"),
+        (("--family", "pard", "--confirm", "1"), "a search trains independent drafts, eagle3 and medusa heads, not pard"),
+        (("--family", "eagle3", "--confirm", "1"), "add --family independent"),
         (("--family", "peagle", "--engine-version", "0.15.0"), "not known to run peagle"),
     ],
 )

@@ -6,13 +6,22 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from archsearch import engine_facts
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.drafters.lookup import NGram
 from archsearch.engines import registry
-from archsearch.pipeline import SearchSession
+from archsearch.errors import ArchsearchError
+from archsearch.pipeline import SearchSession, family_results
+from archsearch.pipeline.families import FamilySpaces
+from archsearch.pipeline.family_results import compare_families, with_replays
+from archsearch.report.terminal.search import family_lines
+from archsearch.search.space import load_space
 from tests.cli.commands import call, last_json, refused
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import make_model_folder
@@ -66,6 +75,61 @@ def test_what_cannot_be_trained_is_refused_in_one_line(with_heads: Path) -> None
     assert "have no layers" in refused("train", "runs/a", "--family", "medusa", "--layers", "2")
     assert "between 0 and 1" in refused("train", "runs/a", "--family", "eagle3", "--aux-layers", "0,7")
     assert "numbers of layers" in refused("train", "runs/a", "--family", "eagle3", "--aux-layers", "low")
+
+
+def test_families_of_a_run_are_compared_on_its_text(with_heads: Path) -> None:
+    """Heads by their replayed chains, n-grams by replay, each with what it cost; no more than the engine runs of lookup."""
+    found = {result.score.family: result for result in compare_families(Path("runs/a"))}
+    assert {"eagle3", "medusa", "ngram"} <= set(found) and "suffix" not in found
+    gains = [result.score.speedup.value for result in compare_families(Path("runs/a"))]
+    assert gains == sorted(gains, reverse=True)
+    record = json.loads((with_heads / "runs/a/heads/eagle3/training.json").read_text())
+    head, ngram = found["eagle3"], found["ngram"]
+    assert head.seconds == record["seconds"] > 0 and "does not run eagle3" in head.note
+    assert head.score.tau.value == record["heldout"]["tau"][str(head.score.gamma)]["value"] and not head.score.assumed
+    assert ngram.seconds == 0 and ngram.score.tau.source == "measured" and not ngram.score.assumed
+    text = "\n".join(family_lines({"families": [result.to_dict() for result in found.values()]}))
+    assert "held-out tokens" in text and "none" in text and "its time is priced as if the engine ran it" in text
+
+
+def test_a_search_replays_lookup_on_the_text_of_its_run(with_heads: Path) -> None:
+    session = SearchSession.reopen(Path("runs/a"))
+    assert with_replays(session) == "", "its run looks at independent drafts only"
+    session.families = FamilySpaces((load_space("ngram"),))
+    assert with_replays(session) == "", "alpha was given, which holds for every family"
+    session.scorer = session.scorer.with_acceptance(PriorAcceptance())
+    believed = session.scorer(NGram.usual(session.scorer.target))
+    words = with_replays(session)
+    assert words.startswith("ngram replayed on ") and words.endswith(" of your text")
+    counted = session.scorer(NGram.usual(session.scorer.target))
+    assert believed.assumed
+    assert not counted.assumed and counted.tau.source == "measured"
+    assert counted.proposer.drafts_share != believed.proposer.drafts_share
+
+
+def test_heads_that_were_asked_for_are_trained_as_long_as_the_best_draft(with_heads: Path, monkeypatch) -> None:
+    """At most what is left of the minutes, each its part; what goes wrong costs no search."""
+    session = SearchSession.reopen(Path("runs/a"))
+    session.request = dataclasses.replace(session.request, families=("independent", "eagle3", "medusa"))
+    asked: list[tuple[str, float]] = []
+
+    class Trainer:
+        def __init__(self, trainer: object) -> None: ...
+
+        def train(self, plan, budget_s: float, seed: int) -> None:
+            asked.append((plan.family, budget_s))
+            if plan.family == "medusa":
+                raise ArchsearchError("no room")
+
+    best = SimpleNamespace(folder=with_heads)
+    (with_heads / "training.json").write_text('{"seconds": 90.0}')
+    monkeypatch.setattr(family_results, "HeadTrainer", Trainer)
+    monkeypatch.setattr(family_results, "trained_heads", lambda run: [])
+    monkeypatch.setattr(family_results, "_best", lambda session, trained: best)
+    notes = family_results.train_heads(session, None, [best], time.monotonic() + 100.0)
+    assert [name for name, _ in asked] == ["eagle3", "medusa"] and notes == ["no medusa head: no room"]
+    assert asked[0][1] == pytest.approx(50.0, abs=1.0) and asked[1][1] == pytest.approx(90.0, abs=1.0)
+    assert family_results.climbing_share(session.request.families) == pytest.approx(1 / 1.6)
 
 
 def test_another_plan_for_the_same_head_is_refused(with_heads: Path) -> None:

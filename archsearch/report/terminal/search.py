@@ -33,7 +33,7 @@ def search_text(result: dict[str, Any]) -> str:
     lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
     lines += [f"Note: {text}." for text in result.get("left_out", [])]
     if len(result.get("families", [])) > 1:
-        lines += [*family_lines(result), ""]
+        lines += [*family_lines(result), *([f"  {result['replayed']}."] if result.get("replayed") else []), ""]
     if result.get("rungs"):
         lines += [*rung_lines(result), ""]
     why = [f"  {line}" for text in rival_lines(result) for line in wrap(text, 96)]
@@ -59,6 +59,8 @@ def next_lines(result: dict[str, Any]) -> list[str]:
 
 def family_lines(result: dict[str, Any]) -> list[str]:
     """The best of each family, and whether somebody has to train it."""
+    if any("measured_on" in item for item in result["families"]):
+        return _measured_lines(result["families"])
     rows = [
         (
             item["family"], str(item["rank"]), f" {item['label']}", f"{item['parameters'] / 1e6:,.0f}M", str(item["gamma"]),
@@ -74,6 +76,25 @@ def family_lines(result: dict[str, Any]) -> list[str]:
         why = "; ".join(f"{item['family']} ({item['assumed']}) by {item['speedup']['low']:.2f}x" for item in assumed)
         lines += [f"  {line}" for line in wrap(f"* assumed, so ranked by the lower end of its interval: {why}.", 96)]
     return lines
+
+
+def _measured_lines(families: list[dict[str, Any]]) -> list[str]:
+    """The best of each family after training, with what it cost."""
+    rows = [
+        (
+            item["family"], str(item["rank"] or ""), f" {item['label']}", f"{item['parameters'] / 1e6:,.0f}M", str(item["gamma"]),
+            plus_minus(item["tau"]), plus_minus(item["speedup"]), human_time(item["seconds"]) if item["seconds"] else "none",
+            human_time(item["states_s"]) if item["states_s"] >= 1.0 else "",
+        )
+        for item in families
+    ]  # fmt: skip
+    header = ("family", "rank", " best", "parameters", "gamma", "tau", "speed-up", "training", "states")
+    lines = [f"The best of each family, acceptance measured on {families[0]['measured_on']}, time predicted:"]
+    lines.append(table(rows, header))
+    if any(item["states_s"] >= 1.0 for item in families):
+        lines.append("  states: reading the target's states of the text, once for all heads that read the same layers.")
+    notes = (f"{item['family']}: {item['note']}." for item in families if item["note"])
+    return [*lines, *(f"  {line}" for note in notes for line in wrap(note, 96))]
 
 
 def rival_lines(result: dict[str, Any]) -> list[str]:
