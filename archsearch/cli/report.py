@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
+
 from archsearch.cli.app import main
 from archsearch.cli.options import json_option, run_argument
 from archsearch.cli.output import emit
@@ -11,17 +13,29 @@ from archsearch.cli.output import emit
 
 @main.command()
 @run_argument
+@click.option("--open", "show", is_flag=True, help="Open the page in your browser.")
+@click.option("--figures", is_flag=True, help="Also write its figures (SVG, PNG, CSV) and tables (CSV) into figures/ of the run.")
 @json_option
-def report(run: Path, as_json: bool) -> None:
+def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
     """Write report.html of a run again and print its summary.
+
+    One page without other files: the answer, figures to zoom and ask, tables, how to reproduce it.
 
     \b
     archsearch report runs/demo
+    archsearch report runs/demo --open
+    archsearch report runs/demo --figures
     """
     from archsearch.pipeline import write_report
-    from archsearch.report import summary_text
+    from archsearch.report import summary_text, write_figures
     from archsearch.runs.run import open_run
 
     opened = open_run(run)
     page = write_report(opened)
-    emit({"run": str(run), "report": str(page)}, f"{summary_text(opened)}\n\nReport: {page}", as_json)
+    written = write_figures(opened) if figures else []
+    lines = [summary_text(opened), "", f"Report: {page}"]
+    if written:
+        lines.append(f"Figures and tables: {len(written)} files in {written[0].parent}")
+    emit({"run": str(run), "report": str(page), "figures": [str(path) for path in written]}, "\n".join(lines), as_json)
+    if show and click.launch(page.resolve().as_uri()) != 0:
+        click.echo(f"No browser could be started; open {page.resolve().as_uri()} yourself.", err=True)

@@ -98,7 +98,7 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     copy_draft(draft.folder, session.run.best_dir(rank))
     set_gamma(session.run.best_dir(rank), renewed.gamma)
     text = text_verdict(session, trainer, draft)
-    write_report(session.run)
+    write_report(session.run, session)
     return {
         "text": text.to_dict(),
         "run": str(path),
@@ -260,8 +260,11 @@ def _serving_ranks(run: Run) -> int:
     return 1 if run.info["device"].get("kind") == "cpu" else SearchSession.reopen(run.path).scorer.workload.tensor_parallel
 
 
-def write_report(run: Run) -> Path:
-    """report.html of a run."""
+def write_report(run: Run, session: SearchSession | None = None) -> Path:
+    """report.html of a run, and curves.json, which it draws, where its scores have changed. `session`: the run's own, where there
+    is one at hand."""
+    from archsearch.pipeline.report_curves import renew_curves
     from archsearch.report import write_html
 
+    renew_curves(run, session)
     return write_html(run)

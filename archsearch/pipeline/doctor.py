@@ -198,6 +198,7 @@ def _draft_class(name: str, installed: str | None) -> Finding:
     here = version_in(installed) if installed else None
     version = here or newest_version(name)
     rounds = engine_rounds(name, version)
+    assert rounds is not None  # the engine is one of known_engines()
     which = "" if here is not None else " (the newest known)"
     text = f"{engine_facts(name).title} {rounds.version}{which} on a GPU runs a draft model: {rounds.costs.title}"
     if not rounds.without_graphs:

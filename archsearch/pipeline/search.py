@@ -133,7 +133,7 @@ def outcome(
     session: SearchSession, result: study.SearchResult, ranked: Sequence[Score], confirmed: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """What `search` returns; writes the report."""
-    report = write_report(session.run)
+    report = write_report(session.run, session)
     groups = session.scorer.indistinguishable(ranked)
     return {
         "run": str(session.run.path),

@@ -4,21 +4,19 @@ Both read the run folder and nothing else. A number that is not in the files is 
 that are (overhead, which candidates cannot be told apart, rounding steps) says so where it stands.
 """
 
-from archsearch.report.figures import INK, MARK, SERIES, STYLE
+from archsearch.report.charts import Chart, Series
 from archsearch.report.headline import Headline, headline
-from archsearch.report.page import write_html
+from archsearch.report.page import write_figures, write_html
 from archsearch.report.phrases import MANTISSA_BITS, SOURCES
 from archsearch.report.reading import Reading, Shown, candidates, complete_trials, groups, read_run
 from archsearch.report.terminal.summary import BEST_SHOWN, summary_text
 
 __all__ = [
     "BEST_SHOWN",
-    "INK",
+    "Chart",
     "MANTISSA_BITS",
-    "MARK",
-    "SERIES",
+    "Series",
     "SOURCES",
-    "STYLE",
     "Shown",
     "Reading",
     "Headline",
@@ -28,5 +26,6 @@ __all__ = [
     "read_run",
     "summary_text",
     "headline",
+    "write_figures",
     "write_html",
 ]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from archsearch.progress import human_time
-from archsearch.report.figures import INK, MARK, SERIES, canvas
+from archsearch.report.charts import MARK, SERIES, Chart, Series
 from archsearch.report.reading import Reading
 from archsearch.report.tables import Cell, html_note, html_table, text_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DRAFTS_TOLD: Final = 3
 NOTE: Final = (
@@ -99,11 +96,8 @@ def _look_cell(look: TrainingLook | None) -> Cell:
     return Cell(f"{look.alpha:.3f}", f"{count_words(look.tokens)} tokens{epochs}")
 
 
-def plot_learning(records: Sequence[TrainingRecord]) -> tuple[Figure, str] | None:
+def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
     """Held-out alpha (left, full) and training loss (right, dashed) against tokens seen; None where nothing was looked at."""
-    import numpy as np
-    from matplotlib.ticker import FuncFormatter
-
     shown = [record for record in records if any(look.seconds > 0 for look in record.looks)]
     if not shown:
         return None
@@ -112,40 +106,30 @@ def plot_learning(records: Sequence[TrainingRecord]) -> tuple[Figure, str] | Non
     def at(look: TrainingLook) -> float:
         return float(look.tokens) if in_tokens else look.seconds
 
-    figure, axes = canvas()
-    losses = axes.twinx()
-    losses.grid(visible=False)
-    losses.spines["right"].set_visible(True)
-    with_loss = False
+    alphas, losses = [], []
     for number, record in enumerate(shown):
-        colour, looks = SERIES[number % len(SERIES)], [look for look in record.looks if at(look) > 0]
-        axes.plot([at(look) for look in looks], [look.alpha for look in looks], color=colour, linewidth=1.8, marker="o",
-                  markersize=3, label=record.architecture.label())  # fmt: skip
+        colour, label = SERIES[number % len(SERIES)], record.architecture.label()
+        looks = [look for look in record.looks if at(look) > 0]
+        notes = tuple(f"{label}<br>alpha {look.alpha:.3f} after {count_words(look.tokens)} tokens"
+                      + (f", {epochs_words(look.epochs)}" if look.epochs else "") for look in looks)  # fmt: skip
+        alphas.append(
+            Series(label, tuple(map(at, looks)), tuple(look.alpha for look in looks), colour=colour, size=4.0, notes=notes)
+        )
         fell = [(at(look), look.loss) for look in looks if look.loss is not None]
         if fell:
-            with_loss = True
-            losses.plot(*zip(*fell, strict=True), color=colour, linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.8)
-        if record.kept is not None:
-            axes.plot([at(record.kept)], [record.kept.alpha], marker="D", color=MARK, markersize=7, linestyle="")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_words(value)))
-    axes.set(xlabel="tokens seen in training" if in_tokens else "training time, seconds", ylabel="held-out alpha")
-    epoch = {float(record.record.get("epoch_tokens") or 0) for record in shown} - {0.0}
-    if len(epoch) == 1 and in_tokens:  # one text for all: a scale of epochs above
-        length = epoch.pop()
-        above = axes.secondary_xaxis("top", functions=(lambda x: np.divide(x, length), lambda x: np.multiply(x, length)))
-        above.set_xlabel("epochs", color=INK)
-        above.xaxis.set_major_formatter("{x:g}")
-    if with_loss:
-        losses.set_ylabel("training loss (dashed)")
-    else:
-        losses.set_axis_off()
-    axes.legend(loc="best")
+            places = tuple(x for x, _ in fell), tuple(float(y) for _, y in fell)
+            losses.append(Series(f"{label}, loss", *places, colour=colour, dashed=True, symbol=None, faint=True, right=True,
+                                 named=False))  # fmt: skip
+        if record.kept is not None and at(record.kept) > 0:
+            alphas.append(Series(f"{label}, kept", (at(record.kept),), (record.kept.alpha,), "points", MARK, symbol="diamond",
+                                 size=9.0, named=False))  # fmt: skip
     kept = " Red diamond: the weights that were kept." if any(record.kept is not None for record in shown) else ""
-    return figure, (
-        "Learning curve: alpha on texts that are not trained on (full lines) and training loss (dashed, right scale) against the "
+    caption = (
+        "Alpha on texts that are not trained on (full lines) and training loss (dashed, right scale) against the "
         f"{'tokens seen, repetitions included' if in_tokens else 'seconds of training'} (measured; training.json).{kept}"
     )
+    return Chart("learning", "Learning curve", caption, "tokens seen in training" if in_tokens else "training time, seconds",
+                 "held-out alpha", (*alphas, *losses), x_scale="log", right_label="training loss" if losses else "")  # fmt: skip
 
 
 def count_words(count: float | None) -> str:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from archsearch.engine_facts import engine_title
-from archsearch.report.figures import INK, MARK, SERIES, canvas, count_axis, figure_html, styled
+from archsearch.report.charts import MARK, SERIES, Chart, Figures, Series
 from archsearch.report.phrases import slowdown_words
 from archsearch.report.reading import Shown
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
 from archsearch.runs.terms import REST
 from archsearch.schedule import ranges_words
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SCHEDULE: Final = "schedule"  # the name of the variant that follows the schedule
 _TERM_HEADS: Final = {
@@ -30,7 +27,7 @@ _TERM_HEADS: Final = {
 }
 
 
-def section_load(item: Shown, load: LoadRecord) -> str:
+def section_load(item: Shown, load: LoadRecord, figures: Figures) -> str:
     """Tables and a plot of load-<engine>.json of one candidate."""
     facts = [
         item.score.label(),
@@ -48,8 +45,7 @@ def section_load(item: Shown, load: LoadRecord) -> str:
     parts += [_speedup_table(load), html_note(_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load))]
     if load.latency:
         parts.append(html_note(f"Predicted from: {load.latency}."))
-    figure, caption = styled(_plot_load, item, load)
-    parts.append(figure_html(figure, f"load{item.rank}-{load.engine}", caption))
+    parts.append(figures.grid([_load_chart(item, load)]))
     if any(row.error_by_term and row.relative_error is not None for row in load.rows):
         parts += [
             "<h3>What each term brings to the error of the speed-up</h3>",
@@ -178,54 +174,49 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:+.1%}"
 
 
-def _plot_load(item: Shown, load: LoadRecord) -> tuple[Figure, str]:
-    figure, axes = canvas()
+def _load_chart(item: Shown, load: LoadRecord) -> Chart:
+    series: list[Series] = []
     names = [name for name in load.variants if name != SCHEDULE]
     names += [name for name in load.variants if name == SCHEDULE]
     for number, name in enumerate(names):
-        colour, marker = (MARK, "D") if name == SCHEDULE else (_COLOURS[number % len(_COLOURS)], "o")
+        colour = MARK if name == SCHEDULE else SERIES[number % len(SERIES)]
         rows = sorted((row for row in load.rows if row.variant == name), key=lambda row: row.concurrency)
         # side by side, so that intervals at one concurrency do not hide each other
         shift = 2.0 ** (0.09 * (number - (len(names) - 1) / 2))
         if name != SCHEDULE:  # its prediction is that of the gamma it runs
-            _draw_predicted(axes, rows, colour)
-        places = [shift * row.concurrency for row in rows]
-        values = [row.speedup.value for row in rows]
-        below = [max(0.0, row.speedup.value - row.interval[0]) for row in rows]
-        above = [max(0.0, row.interval[1] - row.speedup.value) for row in rows]
-        axes.errorbar(places, values, yerr=(below, above), color=colour, marker=marker, markersize=6, linestyle="none",
-                      elinewidth=1.2, capsize=2.5, label=name if name != SCHEDULE else "schedule")  # fmt: skip
-        if name == SCHEDULE:
-            axes.plot(places, values, color=colour, linewidth=1.2)
-    axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
-    axes.set(xlabel="requests in flight", ylabel="speed-up, x")
-    count_axis(axes, load.concurrencies)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+            series += _predicted(name, rows, colour)
+        series.append(
+            Series(name, tuple(shift * row.concurrency for row in rows), tuple(row.speedup.value for row in rows),
+                   "line" if name == SCHEDULE else "points", colour,
+                   tuple(min(row.interval[0], row.speedup.value) for row in rows),
+                   tuple(max(row.interval[1], row.speedup.value) for row in rows),
+                   symbol="diamond" if name == SCHEDULE else "circle",
+                   notes=tuple(f"{name}, {row.concurrency} in flight<br>{row.speedup.value:.2f}x measured" for row in rows))
+        )  # fmt: skip
     caption = (
-        f"Speed-up against requests in flight, rank {item.rank} in {engine_title(load.engine)}. Points: measured, bars 5-95 %"
+        f"Rank {item.rank} in {engine_title(load.engine)}. Points: measured, bars 5-95 %"
         + (" (acceptance synthetic)" if load.synthetic else "")
         + ". Dashed with band: predicted ± one standard deviation."
         + (" Diamonds: the schedule." if SCHEDULE in names else "")
         + " Dashed at 1.0: no gain."
     )
-    return figure, caption
+    key = re.sub(r"[^A-Za-z0-9-]", "-", f"load-{item.rank}-{load.engine}")
+    return Chart(
+        key, "Speed-up against requests in flight", caption, "requests in flight", "speed-up, x", tuple(series), x_scale="log2",
+        y_from_zero=True, level=1.0, ticks=tuple(map(float, sorted(load.concurrencies))),
+    )  # fmt: skip
 
 
-_COLOURS: Final = tuple(colour for colour in SERIES if colour != MARK)
-
-
-def _draw_predicted(axes: Axes, rows: Sequence[LoadRow], colour: str) -> None:
-    priced = [(row.concurrency, row.predicted_speedup) for row in rows if row.predicted_speedup is not None]
+def _predicted(name: str, rows: Sequence[LoadRow], colour: str) -> list[Series]:
+    priced = [(float(row.concurrency), row.predicted_speedup) for row in rows if row.predicted_speedup is not None]
     if not priced:
-        return
-    places = [place for place, _ in priced]
-    middle = [estimate.value for _, estimate in priced]
-    low = [estimate.value - estimate.std for _, estimate in priced]
-    high = [estimate.value + estimate.std for _, estimate in priced]
-    if len(places) == 1:  # a band of no width would not be seen
-        axes.plot([places[0] / 1.3, places[0] * 1.3], middle * 2, color=colour, linestyle="--", linewidth=1.4)
-        axes.fill_between([places[0] / 1.3, places[0] * 1.3], low * 2, high * 2, color=colour, alpha=0.12, linewidth=0)
-        return
-    axes.plot(places, middle, color=colour, linestyle="--", linewidth=1.4)
-    axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
+        return []
+    if len(priced) == 1:  # a band of no width would not be seen
+        place, value = priced[0]
+        priced = [(place / 1.3, value), (place * 1.3, value)]
+    gains = [value for _, value in priced]
+    return [
+        Series(f"{name}, predicted", tuple(x for x, _ in priced), tuple(gain.value for gain in gains), colour=colour,
+               low=tuple(gain.value - gain.std for gain in gains), high=tuple(gain.value + gain.std for gain in gains), band=True,
+               dashed=True, symbol=None, named=False)
+    ]  # fmt: skip

@@ -1,9 +1,10 @@
-"""report.html: one page that needs no other file, no script and no network."""
+"""report.html: one page that needs no other file and no network."""
 
 from __future__ import annotations
 
 import html
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,13 +14,18 @@ from typing import Any, Final
 from archsearch import files
 from archsearch.errors import ArchsearchError
 from archsearch.progress import human_time
+from archsearch.report.chart_page import scripts, web_file
+from archsearch.report.charts import Chart, Figures
 from archsearch.report.confirmed import section_confirmed
+from archsearch.report.foretold import section_elsewhere, section_time, section_why
 from archsearch.report.headline import Headline, headline, with_text
+from archsearch.report.ladder import section_ladder
 from archsearch.report.learning import section_learning
 from archsearch.report.load import section_load
-from archsearch.report.phrases import SOURCES, launches, millions
+from archsearch.report.phrases import SOURCES, launches, millions, shell_path
 from archsearch.report.plots import section_plots
-from archsearch.report.reading import Shown, complete_trials, read_run
+from archsearch.report.reading import Reading, Shown, complete_trials, read_run
+from archsearch.report.reproduce import section_reproduce
 from archsearch.report.schedule import section_schedule
 from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
 from archsearch.runs.fields import as_estimate
@@ -28,69 +34,92 @@ from archsearch.search.objective import Score
 
 
 def write_html(run: Run) -> Path:
-    """report.html: one page that needs no other file, no script and no network; the path."""
-    reading = read_run(run)
+    """report.html: one page that needs no other file and no network; the path."""
+    files.write_text(run.report_file, page_of(run)[0])
+    return run.report_file
+
+
+def write_figures(run: Run) -> list[Path]:
+    """figures/ of a run: every chart of its report as SVG, PNG and CSV, every table as CSV; the paths."""
+    from archsearch.report.chart_files import write_files
+
+    page, charts = page_of(run)
+    return write_files(run.path / "figures", charts, page)
+
+
+def page_of(run: Run) -> tuple[str, list[Chart]]:
+    """(the page, the charts in it). A run that has not finished, or of an older version, has fewer parts, and says so."""
+    reading, figures = read_run(run), Figures()
     found = reading.candidates
     head = with_text(headline(run, found), reading.text)
     parts = [_section_head(run, head), _section_problems(reading.problems)]
     if found:
         parts.append(_section_best(found))
+    parts += [section_time(reading.curves, figures), section_elsewhere(reading.curves, figures), section_why(reading.curves)]
     for item in found:
         if item.confirmed is not None:
             parts.append(section_confirmed(item))
         for other in item.elsewhere:
             parts.append(section_confirmed(replace(item, confirmed=other)))
-        parts += [section_load(item, load) for load in item.loads]
+        parts += [section_load(item, load, figures) for load in item.loads]
         if item.schedule is not None:
-            parts.append(section_schedule(item, item.schedule))
+            parts.append(section_schedule(item, item.schedule, figures))
+    parts.append(section_ladder(reading, complete_trials(run), figures))
     parts.append(_section_rungs(reading.climb))
     parts.append(section_learning(reading))
-    parts.append(section_plots(run, reading, head.lead))
+    parts.append(section_plots(run, reading, head.lead, figures))
+    parts.append(_section_missing(run, reading))
     parts.append(_section_provenance(run))
+    parts.append(section_reproduce(run))
     parts.append(_section_next(head))
     title = html.escape(f"archsearch: {run.arguments.get('target', '')} on {run.info['device'].get('key', '')}")
-    page = _PAGE.replace("%TITLE%", title).replace("%BODY%", "\n".join(part for part in parts if part))
-    files.write_text(run.report_file, page)
-    return run.report_file
+    return _page(title, "\n".join(part for part in parts if part), figures.charts), figures.charts
 
 
-_PAGE: Final = """<!doctype html>
+def _page(title: str, body: str, charts: Sequence[Chart]) -> str:
+    """The page around `body`; a browser that holds to its policy runs nothing but the page's own scripts, and asks nobody."""
+    nonce = secrets.token_hex(12)
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; img-src data: blob:"
+    return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>%TITLE%</title>
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="color-scheme" content="light dark"><title>{title}</title>
 <style>
-:root { color-scheme: light dark; --text: #1d2430; --soft: #5b6675; --line: #d5dae1; --page: #ffffff; --card: #f5f7f9;
-  --accent: #1f6f8b; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e4e8ee; --soft: #9aa6b5; --line: #39424f; --page: #14181e; --card: #1d232b; --accent: #6cc0d8; }
-}
-body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; background: var(--page); color: var(--text);
-  font: 16px/1.55 system-ui, "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: .2rem 0 1rem; }
-h2 { font-size: 1.2rem; margin: 2.6rem 0 .6rem; border-bottom: 1px solid var(--line); padding-bottom: .25rem; }
-h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
-.kicker, .note, figcaption { color: var(--soft); font-size: .875rem; }
-.answer { background: var(--card); border-left: 4px solid var(--accent); padding: .6rem 1.1rem; border-radius: 4px; }
-.answer p { margin: .35rem 0; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .32rem .9rem .32rem 0; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-td span { white-space: nowrap; }
-td.text:has(small) { min-width: 9.5rem; }
-th.text, td.text { text-align: left; }
-td.wrap { overflow-wrap: anywhere; max-width: 46rem; }
-td small { color: var(--soft); display: block; font-size: .75rem; }
-tr.lead td { font-weight: 600; } tr.lead td small { font-weight: 400; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.4rem; }
-figure { margin: 0; } figure svg { width: 100%; height: auto; display: block; }
-pre { background: var(--card); padding: .6rem .9rem; border-radius: 4px; overflow-x: auto; font-size: .875rem;
-  margin: .3rem 0 .9rem; }
-code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
-details summary { cursor: pointer; color: var(--accent); }
-</style></head><body>
-%BODY%
+{web_file("page.css")}</style></head><body>
+<main>
+{body}
+</main>
+{_WITHOUT_SCRIPTS if charts else ""}{scripts(charts, nonce)}
 </body></html>
 """
+
+
+_WITHOUT_SCRIPTS: Final = (
+    '<noscript><p class="note">The figures need JavaScript, which is off here; their numbers: archsearch report --figures.</p>'
+    "</noscript>\n"
+)
+
+
+def _section_missing(run: Run, reading: Reading) -> str:
+    """What a finished run of this version would show and this one does not, and what brings it."""
+    shown, path = reading.candidates, shell_path(run.path)
+    missing: list[tuple[str, str]] = []
+    if not run.trials_file.is_file():
+        missing.append(("All shapes that were scored: trials.csv is not there (the search has not finished).", ""))
+    if shown and reading.curves is None:
+        missing.append(("Speed-up along batch, context, alpha and gamma, and where the time goes: curves.json is not there.",
+                        f"archsearch report {path}"))  # fmt: skip
+    if shown and not any(item.has_weights for item in shown) and any(item.score.drafter is None for item in shown):
+        missing.append(("Learning curves and measured acceptance: no draft of this run has weights.", ""))
+    if shown and not any(item.confirmed is not None for item in shown):
+        missing.append(("Speed-up as measured: nothing was confirmed in an engine.", ""))
+    if not missing:
+        return ""
+    lines = "".join(
+        f"<li>{html.escape(text)}" + (f" <code>{html.escape(command)}</code>" if command else "") + "</li>"
+        for text, command in missing
+    )
+    return f"<h2>What this report does not show</h2><ul>{lines}</ul>"
 
 
 def _section_head(run: Run, head: Headline) -> str:

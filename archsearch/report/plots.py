@@ -1,48 +1,37 @@
-"""Pictures of the search: all shapes, what depth and width cost, learning curves, gammas, acceptance by position."""
+"""Charts of the search: all shapes and their Pareto front, what depth and width cost, gammas, acceptance by position."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
 
-from archsearch.report.figures import INK, MARK, SERIES, STYLE, canvas, shade, svg_text
+from archsearch.report.charts import INK, MARK, SERIES, Chart, Figures, Series, depth_colour
 from archsearch.report.learning import plot_learning, trained
 from archsearch.report.reading import Reading, Shown, complete_trials
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import Run
 from archsearch.speedup import accepted_by_position
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-
-def section_plots(run: Run, reading: Reading, lead: Shown | None) -> str:
-    """All pictures of the search; "" where there is nothing to draw."""
-    import matplotlib
-
-    found, trials = reading.candidates, _plotted_trials(run)
-    figures: list[tuple[Figure, str] | None] = []
-    with matplotlib.rc_context(STYLE):
-        if trials:
-            figures += [_plot_trials(trials, found), _plot_latency(trials)]
-        figures.append(plot_learning(trained(reading)))
-        confirmed = next((item for item in (lead, *found) if item is not None and item.confirmed is not None), None)
-        if confirmed is not None and confirmed.confirmed is not None and confirmed.confirmed.other_gammas:
-            figures.append(_plot_gammas(confirmed.rank, confirmed.confirmed))
-        positions = confirmed or next((item for item in found if item.replayed), None)
-        if positions is not None:
-            figures.append(_plot_positions(positions))
-        pictures = [f"<figure>{svg_text(figure, f'p{number}', caption)}<figcaption>{html.escape(caption)}</figcaption></figure>"
-                    for number, (figure, caption) in enumerate([f for f in figures if f is not None], start=1)]  # fmt: skip
-    return f'<h2>Pictures</h2><div class="plots">{"".join(pictures)}</div>' if pictures else ""
+def section_plots(run: Run, reading: Reading, lead: Shown | None, figures: Figures) -> str:
+    """All charts of the search; "" where there is nothing to draw."""
+    found, trials = reading.candidates, plotted_trials(run)
+    charts: list[Chart | None] = [_trials_chart(trials, found), _cost_chart(trials)] if trials else []
+    charts.append(plot_learning(trained(reading)))
+    confirmed = next((item for item in (lead, *found) if item is not None and item.confirmed is not None), None)
+    if confirmed is not None and confirmed.confirmed is not None and confirmed.confirmed.other_gammas:
+        charts.append(_gammas_chart(confirmed.rank, confirmed.confirmed))
+    positions = confirmed or next((item for item in found if item.replayed), None)
+    if positions is not None:
+        charts.append(_positions_chart(positions))
+    grid = figures.grid(charts)
+    return f"<h2>The search in pictures</h2>{grid}" if grid else ""
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """What a plot needs of a row of trials.csv."""
+class PlottedTrial:
+    """What a chart needs of a row of trials.csv."""
 
     layers: int
     hidden: int
@@ -50,119 +39,148 @@ class _Trial:
     draft_step_s: float
     speedup: float
     feasible: bool
+    family: str
+    label: str
 
 
-def _plotted_trials(run: Run) -> list[_Trial]:
+def plotted_trials(run: Run) -> list[PlottedTrial]:
     """Scored trials, each shape once (a repeated shape is the same point)."""
-    found: dict[_Trial, None] = {}
+    found: dict[PlottedTrial, None] = {}
     for row in complete_trials(run):
         try:
             step_s = float(row["draft_s"]) / int(row["gamma"])
             sizes = (int(row["num_hidden_layers"]), int(row["hidden_size"]), int(row["parameters"]))
-            trial = _Trial(*sizes, step_s, float(row["speedup"]), row.get("feasible") != "False")
+            label = row.get("drafter") or f"{sizes[0]}x{sizes[1]}"
+            family = row.get("family") or "independent"
+            trial = PlottedTrial(*sizes, step_s, float(row["speedup"]), row.get("feasible") != "False", family, label)
         except (KeyError, ValueError):  # a row without a score
             continue
         found[trial] = None
     return list(found)
 
 
-def _coloured(
-    axes: Axes,
-    trials: Sequence[_Trial],
-    across: str,
-    up: str,
-    scale: tuple[float, float],
-    by: str,
-    name: str,
-    spread: float = 0.0,
-) -> None:
-    """Scatter with one colour and one legend line per value of `by`; `spread`: width over which the values stand side by side."""
+def _groups(trials: Sequence[PlottedTrial], by: str) -> list[tuple[str, list[PlottedTrial], str]]:
+    """(name, members, colour) by number of layers or hidden size, or by family where there are several."""
+    if len({trial.family for trial in trials}) > 1:
+        names = sorted({trial.family for trial in trials}, key=lambda name: -sum(t.family == name for t in trials))
+        return [(name, [t for t in trials if t.family == name], SERIES[i % len(SERIES)]) for i, name in enumerate(names)]
     values = sorted({getattr(trial, by) for trial in trials})
-    for number, value in enumerate(values):
-        members = [trial for trial in trials if getattr(trial, by) == value]
-        for feasible in (True, False):
-            position = number / max(len(values) - 1, 1)
-            shift = spread * (position - 0.5)
-            shown = [trial for trial in members if trial.feasible == feasible]
-            points = [(scale[0] * getattr(trial, across) + shift, scale[1] * getattr(trial, up)) for trial in shown]
-            if points:
-                colour = shade(position)
-                axes.scatter([x for x, _ in points], [y for _, y in points], s=22 if feasible else 18, color=colour,
-                             alpha=0.8 if feasible else 0.4, marker="o" if feasible else "x", linewidths=0 if feasible else 0.8,
-                             label=f"{value}" if feasible or all(not t.feasible for t in members) else None)  # fmt: skip
-    axes.legend(title=name, loc="upper left", bbox_to_anchor=(1.0, 1.0), handletextpad=0.2, borderaxespad=0.2, title_fontsize=8.5)
+    return [
+        (str(value), [t for t in trials if getattr(t, by) == value], depth_colour(i / max(len(values) - 1, 1)))
+        for i, value in enumerate(values)
+    ]
 
 
-def _plot_trials(trials: Sequence[_Trial], found: Sequence[Shown]) -> tuple[Figure, str]:
-    figure, axes = canvas()
-    _coloured(axes, trials, "parameters", "speedup", (1e-6, 1.0), "layers", "layers")
-    axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
-    confirmed = False
-    for item in found[:5]:
-        score, seen = item.score, item.measured_speedup
-        place = (score.parameters / 1e6, score.speedup.value)
-        spread = score.speedup.std if item.rank == 1 else None
-        axes.errorbar(*place, yerr=spread, marker="o", markersize=8, markerfacecolor="none", markeredgecolor=INK, ecolor=INK,
-                      elinewidth=0.8, capsize=2)  # fmt: skip
-        if item.rank == 1:
-            axes.annotate("rank 1", place, (8, 5), textcoords="offset points", fontsize=9)
-        if seen is not None and item.undecided is None:
-            confirmed = True
-            axes.errorbar(place[0], seen.value, yerr=seen.std, marker="D", markersize=6, color=MARK, elinewidth=1, capsize=2)
-    sizes = [trial.parameters for trial in trials]
-    if max(sizes) > 10 * min(sizes):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="parameters of the draft, millions", ylabel="speed-up, x")
-    caption = f"Every shape that was scored ({len(trials)}): speed-up as the search predicted it (trials.csv), by layers. "
-    caption += "Circles: the best ranks, as last scored (rank 1 with one standard deviation). " if found else ""
-    caption += "Red diamond: measured in the engine. " if confirmed else ""
+def _cloud(trials: Sequence[PlottedTrial], name: str, colour: str, points: Sequence[tuple[float, float]]) -> list[Series]:
+    """One colour's points: those within all limits filled, the others as faint crosses."""
+    series: list[Series] = []
+    for feasible in (True, False):
+        chosen = [(trial, x, y) for trial, (x, y) in zip(trials, points, strict=True) if trial.feasible == feasible]
+        if chosen:
+            notes = tuple(f"{t.label}<br>{t.speedup:.2f}x, {t.parameters / 1e6:.0f}M parameters" for t, _, _ in chosen)
+            series.append(
+                Series(name, tuple(x for _, x, _ in chosen), tuple(y for _, _, y in chosen), "points", colour, size=5.0,
+                       symbol="circle" if feasible else "cross", faint=not feasible, named=not series, notes=notes)
+            )  # fmt: skip
+    return series
+
+
+def pareto_front(trials: Sequence[PlottedTrial]) -> list[PlottedTrial]:
+    """Of shapes within all limits those that no smaller or equal one beats, by parameters ascending."""
+    feasible = sorted((t for t in trials if t.feasible), key=lambda t: (t.parameters, -t.speedup))
+    best = accumulate((t.speedup for t in feasible), max)
+    before = [float("-inf"), *accumulate((t.speedup for t in feasible), max)]
+    return [t for t, top, last in zip(feasible, best, before, strict=False) if top > last]
+
+
+def _trials_chart(trials: Sequence[PlottedTrial], found: Sequence[Shown]) -> Chart:
+    families = len({trial.family for trial in trials}) > 1
+    series: list[Series] = []
+    for name, members, colour in _groups(trials, "layers"):
+        series += _cloud(members, name, colour, [(trial.parameters / 1e6, trial.speedup) for trial in members])
+    front = pareto_front(trials)
+    if len(front) > 1:
+        places = tuple(trial.parameters / 1e6 for trial in front), tuple(trial.speedup for trial in front)
+        series.append(Series("Pareto front", *places, colour=INK, symbol=None, dashed=True))
+    best = found[:5]
+    if best:
+        places = tuple(item.score.parameters / 1e6 for item in best), tuple(item.score.speedup.value for item in best)
+        notes = tuple(f"rank {item.rank}: {item.score.label()}<br>{item.score.speedup.value:.2f}x predicted" for item in best)
+        series.append(Series("best ranks", *places, kind="points", colour=INK, symbol="ring", size=11.0, notes=notes))
+    seen = [(i, i.measured_speedup) for i in best if i.measured_speedup is not None and i.undecided is None]
+    if seen:
+        gains = [gain for _, gain in seen]
+        series.append(
+            Series("measured in the engine", tuple(item.score.parameters / 1e6 for item, _ in seen),
+                   tuple(gain.value for gain in gains), "points", MARK, tuple(g.value - g.std for g in gains),
+                   tuple(g.value + g.std for g in gains), symbol="diamond", size=9.0)
+        )  # fmt: skip
+    sizes = [trial.parameters for trial in trials if trial.parameters]
+    caption = f"Every drafter that was scored ({len(trials)}): speed-up as the search predicted it (trials.csv), "
+    caption += "by family. " if families else "by layers. "
+    caption += "Line: those that nothing smaller beats. Rings: the best ranks, as last scored. " if found else ""
     caption += "Crosses: over a memory or parameter limit. " if any(not trial.feasible for trial in trials) else ""
-    return figure, caption + "Dashed: no gain."
+    log = bool(sizes) and min(t.parameters for t in trials) > 0 and max(sizes) > 10 * min(sizes)
+    return Chart(
+        "trials", "Speed-up against size", f"{caption}Dashed: no gain.", "parameters of the draft, millions", "speed-up, x",
+        tuple(series), x_scale="log" if log else "linear", level=1.0, legend_title="" if families else "layers",
+    )  # fmt: skip
 
 
-def _plot_latency(trials: Sequence[_Trial]) -> tuple[Figure, str]:
-    figure, axes = canvas()
-    _coloured(axes, trials, "layers", "draft_step_s", (1.0, 1e3), "hidden", "hidden size", spread=0.5)
-    axes.set(xlabel="layers of the draft", ylabel="one draft step, ms")
-    axes.set_ylim(bottom=0)
-    axes.set_xticks(sorted({trial.layers for trial in trials}))
-    return figure, ("What depth and width cost: predicted time of one draft token (draft time / gamma, trials.csv) against "
-                    "layers, hidden sizes side by side. The spread of one colour comes from the other choices: ffn, heads, rows "
-                    "of the head.")  # fmt: skip
+def _cost_chart(trials: Sequence[PlottedTrial]) -> Chart | None:
+    trials = [trial for trial in trials if trial.family == "independent"]
+    if not trials:
+        return None
+    series: list[Series] = []
+    groups = _groups(trials, "hidden")
+    for number, (name, members, colour) in enumerate(groups):
+        shift = 0.5 * (number / max(len(groups) - 1, 1) - 0.5)
+        series += _cloud(members, name, colour, [(trial.layers + shift, 1e3 * trial.draft_step_s) for trial in members])
+    caption = (
+        "Predicted time of one draft token (draft time / gamma, trials.csv) against layers, hidden sizes side by side. The "
+        "spread of one colour comes from the other choices: ffn, heads, rows of the head."
+    )
+    ticks = tuple(float(layers) for layers in sorted({trial.layers for trial in trials}))
+    return Chart("cost", "What depth and width cost", caption, "layers of the draft", "one draft step, ms", tuple(series),
+                 y_from_zero=True, ticks=ticks, legend_title="hidden size")  # fmt: skip
 
 
-def _plot_gammas(rank: int, confirmed: Confirmed) -> tuple[Figure, str]:
+def _gammas_chart(rank: int, confirmed: Confirmed) -> Chart:
     rows = sorted([confirmed, *confirmed.other_gammas], key=lambda row: row.gamma)
-    gammas = [row.gamma for row in rows]
+    gammas = tuple(float(row.gamma) for row in rows)
     seen = [row.speedup for row in rows]
-    expected = [(row.gamma, row.predicted_speedup.value) for row in rows if row.predicted_speedup is not None]
-    spread = [estimate.std for estimate in seen]
-    figure, axes = canvas()
-    axes.errorbar(gammas, [e.value for e in seen], yerr=spread, color=MARK, marker="D", capsize=3, label="measured ± one std")
+    expected = [(float(row.gamma), row.predicted_speedup.value) for row in rows if row.predicted_speedup is not None]
+    series = [
+        Series("measured ± one std", gammas, tuple(e.value for e in seen), colour=MARK, low=tuple(e.value - e.std for e in seen),
+               high=tuple(e.value + e.std for e in seen), symbol="diamond")
+    ]  # fmt: skip
     if expected:
-        axes.plot(*zip(*expected, strict=True), color=SERIES[0], marker="o", linestyle="--", label="predicted")
-    axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
-    axes.set(xlabel="gamma, draft tokens per verification", ylabel="speed-up, x", xticks=gammas)
-    axes.legend(loc="best")
-    return figure, f"Speed-up against gamma for rank {rank}: only the gammas that were run in the engine."
+        series.append(Series("predicted", tuple(x for x, _ in expected), tuple(y for _, y in expected), dashed=True))
+    return Chart(
+        "gammas", "Speed-up against gamma, measured", f"Rank {rank}: only the gammas that were run in the engine.",
+        "gamma, draft tokens per verification", "speed-up, x", tuple(series), level=1.0, ticks=gammas,
+    )  # fmt: skip
 
 
-def _plot_positions(item: Shown) -> tuple[Figure, str]:
-    figure, axes = canvas()
+def _positions_chart(item: Shown) -> Chart:
     measured = list(item.confirmed.accepted_by_position) if item.confirmed is not None else []
     alpha = item.confirmed.alpha.value if measured and item.confirmed is not None else item.score.alpha.value
     closed = accepted_by_position([alpha] * max(len(measured), len(item.replayed)))
-    for shares, name, colour, marker, line in (
-        (measured, "measured in the engine", MARK, "D", "-"),
-        (list(item.replayed), "replay of held-out text (measured)", SERIES[3], "s", "-"),
-        (closed, f"closed form alpha^i, alpha {alpha:.2f}", SERIES[0], "o", "--"),
-    ):  # fmt: skip
-        if shares:
-            axes.plot(range(1, len(shares) + 1), shares, color=colour, marker=marker, linestyle=line, markersize=5, label=name)
-    axes.set(xlabel="position in the block of draft tokens", ylabel="share of rounds accepted", xticks=range(1, len(closed) + 1))
-    axes.set_ylim(0, 1)
-    axes.legend(loc="upper right")
+    series = [
+        Series(name, tuple(float(i) for i in range(1, len(shares) + 1)), tuple(shares), colour=colour, dashed=dashed,
+               symbol="circle" if dashed else "diamond")
+        for shares, name, colour, dashed in (
+            (measured, "measured in the engine", MARK, False),
+            (list(item.replayed), "replay of held-out text (measured)", SERIES[2], False),
+            (closed, f"closed form alpha^i, alpha {alpha:.2f}", SERIES[0], True),
+        )
+        if shares
+    ]  # fmt: skip
     source = "the engine's count" if measured else "held-out text"
-    return figure, (f"Acceptance by position, rank {item.rank}, gamma {len(closed)}. Above the dashed curve: acceptances come in "
-                    f"runs, a block that began well goes on well. Alpha of the closed form: {source}.")  # fmt: skip
+    caption = (
+        f"Rank {item.rank}, gamma {len(closed)}: share of rounds in which a position was accepted. Above the dashed curve: "
+        f"acceptances come in runs, a block that began well goes on well. Alpha of the closed form: {source}."
+    )
+    return Chart("positions", "Acceptance by position", caption, "position in the block of draft tokens",
+                 "share of rounds accepted", tuple(series), y_range=(0.0, 1.0),
+                 ticks=tuple(float(i) for i in range(1, len(closed) + 1)))  # fmt: skip

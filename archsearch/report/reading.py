@@ -13,6 +13,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import Confirmed
+from archsearch.runs.curves import CURVES_FILE, Curves
 from archsearch.runs.fields import as_estimate, read_or_tell
 from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import RUNGS_FILE, Run
@@ -67,14 +68,18 @@ class Shown(Candidate):
 
 @dataclass(frozen=True)
 class Reading:
-    """A run folder as the report sees it. `finalists`: training records of finalists/; `climb`: rungs.json, {} without one;
-    `problems`: one line for each file that is there and cannot be read; `text`: the verdict on its text, None without one."""
+    """A run folder as the report sees it.
+
+    `finalists`: training records of finalists/; `climb`: rungs.json, {} without one; `problems`: one line for each file that is
+    there and cannot be read; `text`: the verdict on its text, `curves`: curves.json, None without one.
+    """
 
     candidates: list[Shown]
     finalists: list[TrainingRecord]
     climb: dict[str, Any]
     problems: list[str]
     text: TextVerdict | None = None
+    curves: Curves | None = None
 
 
 def read_run(run: Run) -> Reading:
@@ -90,6 +95,7 @@ def read_run(run: Run) -> Reading:
         climb=read_or_tell(run.path / RUNGS_FILE, "state of the climb", _climb, problems) or {},
         problems=problems,
         text=read_or_tell(run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict.from_dict, problems),
+        curves=read_or_tell(run.path / CURVES_FILE, "curves", Curves.from_dict, problems),
     )
 
 

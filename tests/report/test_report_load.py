@@ -152,7 +152,7 @@ def test_a_shape_measured_before_training_is_told_and_not_called_confirmed(run_o
     ):  # fmt: skip
         assert words in text, words
     page = page_of(run)
-    assert page.tags.count("svg") == 1 and len(page.ids) == len(set(page.ids))
+    assert page.charts == 1 and len(page.ids) == len(set(page.ids))
     assert all(ref[1:] in page.ids for ref in page.refs) and "<this>" not in run.report_file.read_text(encoding="utf-8")
     assert report.candidates(run)[0].stage == "searched" and all(len(line) <= 100 for line in head.splitlines())
 
@@ -187,7 +187,7 @@ def test_gamma_by_batch_size(run_of):
     text = flat(page)
     assert "Gamma by batch size, predicted for vLLM: rank 1" in text and "Schedule: 1-2: 4, 3-22: 2, 23-64: off." in text
     assert "64 off - 0.97x ± 0.01 modelled" in text and "1 4 2.50 ± 0.10 measured 2.00x ± 0.10 modelled" in text
-    assert page.tags.count("svg") == 1
+    assert page.charts == 1
     assert "Gamma by batch size, predicted for vLLM: 1-2: 4, 3-22: 2, 23-64: off." in " ".join(report.summary_text(run).split())
 
 

@@ -1,0 +1,148 @@
+"""A chart as a figure of the page: data for Plotly (its basic bundle, embedded once), which web/page.js draws."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from archsearch.report.charts import INK, Chart, Series
+
+PLOTLY_FILE: Final = "plotly-basic.min.js"
+INK_TOKEN: Final = "@ink"  # page.js puts the page's text colour in its place
+_SYMBOLS: Final = {"circle": "circle", "ring": "circle-open", "diamond": "diamond", "cross": "x-thin-open", "square": "square"}
+
+
+@cache
+def web_file(name: str) -> str:
+    """A file of the page: plotly, its drawing, its style."""
+    return (files("archsearch.report") / "web" / name).read_text(encoding="utf-8")
+
+
+def figure_html(chart: Chart) -> str:
+    """The place of a chart in the page, with its title and caption; page.js draws into it."""
+    key, title = html.escape(chart.key, quote=True), html.escape(chart.title)
+    label = html.escape(f"{chart.title}. {chart.caption}", quote=True)
+    return (
+        f'<figure id="{key}"><h3>{title}</h3><div class="chart" data-chart="{key}" role="img" aria-label="{label}"></div>'
+        f"<figcaption>{html.escape(chart.caption)}</figcaption></figure>"
+    )
+
+
+def scripts(charts: Sequence[Chart], nonce: str) -> str:
+    """Everything that draws `charts`: their data, plotly, and what puts them together. Data of files cannot end a script."""
+    if not charts:
+        return ""
+    data = json.dumps({chart.key: plotly_figure(chart) for chart in charts}, separators=(",", ":"), allow_nan=False)
+    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    code = web_file(PLOTLY_FILE).replace("</script", "<\\/script")
+    return (
+        f'<script type="application/json" id="chart-data" nonce="{nonce}">{data}</script>\n'
+        f'<script nonce="{nonce}">{code}</script>\n<script nonce="{nonce}">{web_file("page.js")}</script>'
+    )
+
+
+def plotly_figure(chart: Chart) -> dict[str, Any]:
+    """{"data", "layout"} as Plotly takes it; colours of text and lines are left to the page."""
+    data: list[dict[str, Any]] = []
+    for series in chart.series:
+        if series.band and series.low:
+            data += _band(series)
+        data.append(_trace(chart, series))
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": _text(chart.x_label)}, **_axis(chart.x_scale, chart)},
+        "yaxis": {"title": {"text": _text(chart.y_label)}, **_axis(chart.y_scale)},
+        "showlegend": sum(series.named for series in chart.series) > 1,
+        "legend": {"traceorder": "normal"} | ({"title": {"text": _text(chart.legend_title)}} if chart.legend_title else {}),
+    }
+    if chart.y_from_zero:
+        layout["yaxis"]["rangemode"] = "tozero"
+    if chart.y_range is not None:
+        layout["yaxis"]["range"] = list(chart.y_range)
+    if chart.stacked:
+        layout["barmode"] = "stack"
+    if chart.right_label:
+        layout["yaxis2"] = {"title": {"text": _text(chart.right_label)}, "overlaying": "y", "side": "right", "showgrid": False}
+    if chart.level is not None:
+        line = {"color": INK_TOKEN, "width": 1, "dash": "dash"}
+        layout["shapes"] = [
+            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": chart.level, "y1": chart.level, "line": line}
+        ]
+    return {"data": data, "layout": layout}
+
+
+def _axis(scale: str, chart: Chart | None = None) -> dict[str, Any]:
+    axis: dict[str, Any] = {"type": "log"} if scale != "linear" else {}
+    if chart is not None and chart.ticks:
+        axis |= {"tickmode": "array", "tickvals": list(chart.ticks), "ticktext": tick_names(chart)}
+    if chart is not None and chart.series and isinstance(chart.series[0].x[0], str):
+        axis["type"] = "category"
+    return axis
+
+
+def _trace(chart: Chart, series: Series) -> dict[str, Any]:
+    trace: dict[str, Any] = {"name": _text(series.name), "x": _numbers(series.x), "y": _numbers(series.y)}
+    trace["showlegend"] = series.named
+    colour = _colour(series)
+    if series.notes:
+        trace |= {"text": [_text(note) for note in series.notes], "hovertemplate": "%{text}<extra></extra>"}
+    if series.low and not series.band:
+        above = [high - y for high, y in zip(series.high, series.y, strict=True)]
+        below = [y - low for low, y in zip(series.low, series.y, strict=True)]
+        trace["error_y"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1, "width": 3,
+                            "color": colour}  # fmt: skip
+    if series.right:
+        trace["yaxis"] = "y2"
+    if series.kind == "bar":
+        return {**trace, "type": "bar", "marker": {"color": colour}}
+    mode = "markers" if series.kind == "points" else "lines" if series.symbol is None else "lines+markers"
+    marker = {"color": colour, "size": series.size, "symbol": _SYMBOLS[series.symbol or "circle"]}
+    if series.symbol in ("ring", "cross"):
+        marker["line"] = {"width": 1.5, "color": colour}
+    line = {"color": colour, "width": 1.6, **({"dash": "dash"} if series.dashed else {})}
+    opacity = {"opacity": 0.45} if series.faint else {}
+    return {**trace, "type": "scatter", "mode": mode, "marker": marker, "line": line, **opacity}
+
+
+def _band(series: Series) -> list[dict[str, Any]]:
+    """Two lines that are not seen, and the colour between them."""
+    base = {"x": _numbers(series.x), "type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip",
+            "showlegend": False, **({"yaxis": "y2"} if series.right else {})}  # fmt: skip
+    colour = series.colour if series.colour.startswith("#") else "#888888"
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return [
+        {**base, "y": _numbers(series.low)},
+        {**base, "y": _numbers(series.high), "fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"},
+    ]
+
+
+def _colour(series: Series) -> str:
+    return INK_TOKEN if series.colour == INK else series.colour
+
+
+def _text(words: str) -> str:
+    """Plotly reads tags in its texts; a name out of a file must show as it is written."""
+    return html.escape(words, quote=False)
+
+
+def _numbers(values: Sequence[float | str]) -> list[Any]:
+    """Rounded to six digits (a page of 2,000 trials is mostly numbers), what is no number left open; names broken at commas."""
+    return [
+        _text(v).replace(", ", ",<br>") if isinstance(v, str) else float(f"{v:.6g}") if math.isfinite(v) else None for v in values
+    ]
+
+
+def tick_names(chart: Chart) -> list[str]:
+    """What stands at the ticks of a chart."""
+    return [*chart.tick_names] or [tick_words(tick) for tick in chart.ticks]
+
+
+def tick_words(value: float) -> str:
+    """4096 as `4k`, 0.5 as `0.5`."""
+    if value >= 1024 and value % 1024 == 0:
+        return f"{value / 1024:g}k"
+    return f"{value:g}"

@@ -1,0 +1,164 @@
+"""What curves.json says: the gain at other batch sizes, contexts, alphas and gammas; where time goes; why this one won."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from archsearch.report.charts import SERIES, Chart, Figures, Series, bounds
+from archsearch.report.tables import Cell, html_note, html_table, text_cell
+from archsearch.runs.curves import SWEPT, Bar, Curve, Curves, Point, Swept
+
+_AXES: Final[dict[Swept, tuple[str, str]]] = {  # title, axis
+    "batch": ("Speed-up against batch size", "sequences in a batch"),
+    "context": ("Speed-up against context", "tokens in the KV cache"),
+    "alpha": ("Speed-up against alpha", "alpha, chance that a draft token is accepted"),
+    "gamma": ("Speed-up against gamma", "gamma, draft tokens per verification"),
+}
+_COUNTED: Final = ("batch", "gamma")  # whole numbers: the last one at which it pays
+
+
+def section_elsewhere(curves: Curves | None, figures: Figures) -> str:
+    """How the best ranks would do elsewhere, and where speculation stops paying; says what is missing."""
+    if curves is None:
+        return ""
+    parts = ["<h2>At other batch sizes, contexts, alphas and gammas</h2>"]
+    swept = {name: curves.sweeps.get(name, ()) for name in SWEPT}
+    words = [line for name in SWEPT if (line := stops_words(name, swept[name]))]
+    if words:
+        parts.append("<h3>Where speculation stops paying (rank 1, predicted)</h3>")
+        parts.append("<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in words) + "</ul>")
+    parts.append(figures.grid([_sweep_chart(name, swept[name]) for name in SWEPT if swept[name]]))
+    parts += [html_note(f"Missing. {note}") for note in curves.notes]
+    return "\n".join(part for part in parts if part)
+
+
+def stops_words(name: Swept, curves: Sequence[Curve]) -> str:
+    """Along one quantity, where the first rank stops (or, along alpha, starts) paying; "" without points."""
+    points = curves[0].points if curves else ()
+    if not points:
+        return ""
+    what = _AXES[name][0].removeprefix("Speed-up against ")
+    at, first, last = curves[0].crossing(), points[0], points[-1]
+    if at is None:
+        pays = "pays" if last.speedup.value > 1.0 else "does not pay"
+        return f"{what}: it {pays} anywhere from {_place(name, first.x)} to {_place(name, last.x)}; farther was not foretold."
+    if first.speedup.value < 1.0:
+        return f"{what}: it pays from {_place(name, math.ceil(at) if name in _COUNTED else at)} on."
+    return f"{what}: it pays up to {_place(name, math.floor(at) if name in _COUNTED else at)}."
+
+
+def _place(name: Swept, x: float) -> str:
+    return {"batch": f"a batch of {x:.0f}", "context": f"{x:,.0f} tokens", "alpha": f"alpha {x:.2f}", "gamma": f"gamma {x:.0f}"}[
+        name
+    ]
+
+
+def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
+    series = []
+    for number, curve in enumerate(curve for curve in curves if curve.points):
+        low, high = bounds([point.speedup for point in curve.points]) if not number else ((), ())
+        notes = tuple(_point_words(name, curve, point) for point in curve.points)
+        places = tuple(point.x for point in curve.points), tuple(point.speedup.value for point in curve.points)
+        colour = SERIES[number % len(SERIES)]
+        series.append(Series(f"rank {curve.rank}", *places, colour=colour, low=low, high=high, band=True, notes=notes))
+    if not series:
+        return None
+    title, axis = _AXES[name]
+    caption = {
+        "batch": "Requests share one pass of the target, so drafting saves less the more of them there are. ",
+        "context": "A longer cache makes every pass of the target slower, the draft's too. ",
+        "alpha": "Alpha counts as known here: the band is that of the times alone. ",
+        "gamma": "A larger gamma pays where most of the block is accepted. ",
+    }[name]
+    best = "At each point the best gamma. " if name != "gamma" else ""
+    band = "one standard deviation" if name == "alpha" else "5 to 95 %, or one standard deviation where that is all that is known"
+    return Chart(
+        f"by-{name}", title, f"{caption}{best}Predicted; band of the first rank: {band}. Dashed across: no gain.", axis,
+        "speed-up, x", tuple(series), x_scale="log2" if name in ("batch", "context") else "linear", level=1.0,
+        ticks=tuple(point.x for point in curves[0].points) if name in ("batch", "context") else (),
+    )  # fmt: skip
+
+
+def _point_words(name: Swept, curve: Curve, point: Point) -> str:
+    gain = point.speedup
+    return f"{curve.label}<br>{_place(name, point.x)}: {gain.value:.2f}x ± {gain.std:.2f}, gamma {point.gamma}"
+
+
+def section_time(curves: Curves | None, figures: Figures) -> str:
+    """Where the time of a round, of its passes and of one layer goes, draft beside target."""
+    if curves is None or not curves.rounds:
+        return ""
+    at = curves.at
+    where = f"batch size {at['batch_size']}, context {at['context']}, gamma {at['gamma']}"
+    alone = "Ops as the profile prices each alone, weights out of memory. "
+    charts = [
+        _bars_chart("round", "A round beside plain decoding", curves.rounds,
+                    f"As many tokens ({where}): plain steps of the target, or one round of the first rank. Predicted."),
+        _bars_chart("passes", "One pass by term", curves.passes,
+                    f"{alone}“Launches and the rest” is what whole passes take beyond their ops; where a pass takes less than "
+                    f"they do, all are shrunk to it ({where})."),
+        _bars_chart("layers", "One layer by term", curves.layers, f"{alone}Width and feed-forward decide a layer, not the number "
+                    f"of layers ({where})."),
+    ]  # fmt: skip
+    rows: list[list[Cell | str]] = [
+        [text_cell(bar.name), text_cell(term), f"{1e3 * seconds:.3f}", _share(seconds, bar)]
+        for bar in (*curves.rounds, *curves.passes, *curves.layers)
+        for term, seconds in bar.terms.items()
+    ]
+    table = html_table(("what", "term", "ms", "share"), rows)
+    return "\n".join([
+        "<h2>Where the time goes</h2>", figures.grid(charts),
+        f"<details><summary>The same as a table</summary>{table}</details>",
+    ])  # fmt: skip
+
+
+def _share(seconds: float, bar: Bar) -> str:
+    return f"{seconds / bar.total.value:.0%}" if bar.total.value else "-"
+
+
+def _bars_chart(key: str, title: str, bars: Sequence[Bar], caption: str) -> Chart | None:
+    if not bars:
+        return None
+    names = tuple(bar.name for bar in bars)
+    terms = list(dict.fromkeys(term for bar in bars for term in bar.terms))
+    series = tuple(
+        Series(term, names, tuple(1e3 * bar.terms.get(term, 0.0) for bar in bars), "bar", SERIES[number % len(SERIES)])
+        for number, term in enumerate(terms)
+    )
+    return Chart(f"time-{key}", title, caption, "", "ms", series, stacked=True, y_from_zero=True)
+
+
+def section_why(curves: Curves | None) -> str:
+    """What the first rank wins by, against the best of another width and of another depth; "" where there is no rival."""
+    rivals = curves.rivals if curves is not None else ()
+    if not rivals:
+        return ""
+    rows: list[list[Cell | str]] = [
+        [
+            text_cell(rival["label"], _DIMENSIONS.get(str(rival.get("dimension")), "")), f"{rival['speedup']:.2f}x",
+            _percent(rival["tokens"]), _percent(rival["time"]), _percent(rival["tokens"] + rival["time"]),
+            f"± {100 * float(rival['std']):.1f} %", text_cell(_terms(rival), wrap=True),
+        ]
+        for rival in rivals
+    ]  # fmt: skip
+    header = ("rival", "its speed-up", "by tokens a round", "by a round's time", "together", "one std", "why alpha differs")
+    return "\n".join([
+        "<h2>Why this one won</h2>", html_table(header, rows),
+        html_note("What rank 1 gains over the best draft of another width and of another depth: more tokens accepted in a round, "
+                  "or less time for it. Less than one std: the error bars cannot tell them apart."),
+    ])  # fmt: skip
+
+
+_DIMENSIONS: Final = {"hidden_size": "best of another width", "num_hidden_layers": "best of another depth"}
+
+
+def _percent(log_ratio: float) -> str:
+    return f"{100 * (math.exp(log_ratio) - 1):+.1f} %"
+
+
+def _terms(rival: Mapping[str, Any]) -> str:
+    told = [f"{term['term']} {float(term['difference']):+.2f} ({term['rows']} rows)" for term in rival.get("terms") or ()]
+    return ", ".join(told) + (" in logit(alpha)" if told else "-")

@@ -1,0 +1,90 @@
+"""The ladder of each finalist: its speed-up by the prior, after each short training, after the full one, and as confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from archsearch.estimate import Estimate
+from archsearch.report.charts import SERIES, Chart, Figures, Series
+from archsearch.report.reading import Reading, Shown
+from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.runs.fields import WRONG_SHAPE, as_estimate
+
+FINALISTS_DRAWN: Final = 6
+PRIOR, FULL, CONFIRMED = "prior", "full training", "confirmed"
+Ladder = dict[str, Estimate]
+
+
+def ladders(reading: Reading, trials: Sequence[Mapping[str, str]]) -> dict[str, Ladder]:
+    """By label, best rank first: what was believed of the speed-up at each rung that a candidate stood on."""
+    records = [record for record in reading.climb.get("rungs", []) if record.get("score")]
+    found: dict[str, Ladder] = {}
+    for item in reading.candidates[:FINALISTS_DRAWN]:
+        ladder: Ladder = {}
+        if (prior := _prior(item, records, trials)) is not None:
+            ladder[PRIOR] = prior
+        for record in records:
+            if record["label"] == item.score.label() and record["rung"] > 0:
+                ladder[_rung(record)] = as_estimate(record["score"])
+        if item.has_weights and FULL not in ladder:
+            ladder[FULL] = item.score.speedup
+        if item.measured_speedup is not None:
+            ladder[CONFIRMED] = item.measured_speedup
+        if len(ladder) > 1:
+            found[item.score.label()] = ladder
+    return found
+
+
+def _rung(record: Mapping[str, Any]) -> str:
+    return f"short training {record['round']}" if record["rung"] == 1 else FULL
+
+
+def _prior(item: Shown, records: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, str]]) -> Estimate | None:
+    """What was believed before anything was trained: the climb's own record, or the search's trial."""
+    for record in records:
+        if record["label"] == item.score.label() and record["rung"] == 0:
+            return as_estimate(record["score"])
+    for row in trials:
+        if row.get("drafter") == item.score.label() and row.get("rung", "0") in ("", "0"):
+            try:
+                return Estimate(float(row["speedup"]), float(row.get("speedup_std") or 0.0), "modelled")
+            except WRONG_SHAPE:
+                return None
+    return None
+
+
+def section_ladder(reading: Reading, trials: Sequence[Mapping[str, str]], figures: Figures) -> str:
+    """Chart and table of the ladders; "" where nothing stands on more than one rung."""
+    found = ladders(reading, trials)
+    if not found:
+        return ""
+    seen = {rung for ladder in found.values() for rung in ladder}
+    rungs = [PRIOR, *sorted(rung for rung in seen if rung.startswith("short")), FULL, CONFIRMED]
+    rungs = [rung for rung in rungs if rung in seen]
+    series = [_series(label, ladder, rungs, number) for number, (label, ladder) in enumerate(found.items())]
+    chart = Chart(
+        "ladder", "From prior to confirmed",
+        "The speed-up that was believed at each rung, one line a finalist, with one standard deviation: the band narrows as the "
+        "draft itself is measured. Dashed across: no gain.",
+        "", "speed-up, x", tuple(series), level=1.0, ticks=tuple(map(float, range(len(rungs)))), tick_names=tuple(rungs),
+    )  # fmt: skip
+    rows: list[list[Cell | str]] = [
+        [text_cell(label), *(value_cell(ladder.get(rung), 2, unit="x") for rung in rungs)] for label, ladder in found.items()
+    ]
+    return "\n".join([
+        "<h2>The ladder of each finalist</h2>", figures.grid([chart]), html_table(("shape", *rungs), rows),
+        html_note("Prior: before anything was trained. Trainings: alpha as expected at their end, after what was measured. "
+                  "Confirmed: run in the engine beside the target alone."),
+    ])  # fmt: skip
+
+
+def _series(label: str, ladder: Ladder, rungs: Sequence[str], number: int) -> Series:
+    steps = [(place, ladder[rung]) for place, rung in enumerate(rungs) if rung in ladder]
+    shift = 0.04 * number  # side by side, so that bars do not hide each other
+    return Series(
+        label, tuple(place + shift for place, _ in steps), tuple(value.value for _, value in steps),
+        colour=SERIES[number % len(SERIES)],
+        low=tuple(value.value - value.std for _, value in steps), high=tuple(value.value + value.std for _, value in steps),
+        notes=tuple(f"{label}<br>{rungs[place]}: {value.value:.2f}x ± {value.std:.2f}" for place, value in steps),
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""The figures: what curves.json holds is drawn, files can do no harm, and the same numbers are written as SVG, PNG and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from archsearch.estimate import Estimate
+from archsearch.pipeline import report_curves as curves_of_runs
+from archsearch.report.chart_files import chart_csv, tables_of
+from archsearch.report.chart_page import plotly_figure, scripts
+from archsearch.report.charts import Chart, Series, depth_colour
+from archsearch.report.ladder import ladders
+from archsearch.report.page import page_of, write_figures
+from archsearch.report.plots import PlottedTrial, pareto_front
+from archsearch.report.reading import read_run
+from archsearch.report.reproduce import search_command
+from archsearch.runs.curves import CURVES_FILE, Bar, Curve, Curves, Point, write_curves
+from archsearch.runs.fields import WRONG_SHAPE
+from tests.report.test_report import make_run
+
+BAD = '</script><img src=x onerror="alert(1)"> & "quoted"'
+
+
+def gain(value: float, std: float = 0.1) -> Estimate:
+    return Estimate(value, std, "modelled")
+
+
+def some_curves(label: str = "2x576 ffn1536") -> Curves:
+    def curve(*pairs: tuple[float, float]) -> tuple[Curve, ...]:
+        points = tuple(Point(x, 2, gain(value)) for x, value in pairs)
+        return Curve(1, label, points), Curve(2, "other", points[:1])
+
+    bar = Bar(f"draft of {label}", {"feed-forward": 0.002, "launches and the rest": 0.001}, gain(0.003, 0.0))
+    rival = {"dimension": "hidden_size", "label": label, "gamma": 2, "speedup": 1.2, "tokens": 0.05, "time": -0.01, "std": 0.04,
+             "terms": [{"term": "size", "difference": 0.2, "rows": 58}]}  # fmt: skip
+    sweeps = {
+        "batch": curve((1, 1.6), (2, 1.4), (4, 0.8)), "context": curve((128, 1.6), (1024, 1.5)),
+        "alpha": curve((0.1, 0.8), (0.5, 1.2), (0.9, 2.2)), "gamma": curve((1, 1.4), (2, 1.6), (3, 1.1), (4, 0.9)),
+    }  # fmt: skip
+    at = {"batch_size": 1, "context": 256, "gamma": 2}
+    return Curves("abc", at, sweeps, (bar,), (bar,), (bar,), (rival,), (f"Layers of {label}: as a whole.",))
+
+
+def test_curves_come_back_as_they_were_written(tmp_path: Path) -> None:
+    run = make_run(tmp_path, trials=12)
+    write_curves(run, some_curves())
+    assert read_run(run).curves == some_curves()
+    broken = json.loads((run.path / CURVES_FILE).read_text())
+    for change in ({"format": 9}, {"passes": [{"name": "x"}]}, {"sweeps": {"batch": [{"rank": 1}]}}, {"at": {"gamma": "two"}}):
+        with pytest.raises(WRONG_SHAPE):
+            Curves.from_dict(broken | change)
+    (run.path / CURVES_FILE).write_text('{"format": 1}')
+    page, _ = page_of(run)  # costs its own part only
+    assert "Files that could not be read" in page and "The best candidates" in page
+
+
+def test_where_speculation_stops_paying_and_why_it_won(tmp_path: Path) -> None:
+    run = make_run(tmp_path, trials=12)
+    write_curves(run, some_curves())
+    page, charts = page_of(run)
+    for words in (
+        "batch size: it pays up to a batch of 3.", "context: it pays anywhere from 128 tokens to 1,024 tokens",
+        "alpha: it pays from alpha 0.30 on.", "gamma: it pays up to gamma 3.", "Why this one won", "+5.1 %",
+        "size +0.20 (58 rows)", "as a whole.",
+    ):  # fmt: skip
+        assert words in page, words
+    assert [chart.key for chart in charts[:7]] == [
+        "time-round", "time-passes", "time-layers", "by-batch", "by-context", "by-alpha", "by-gamma",
+    ]  # fmt: skip
+
+
+def test_nothing_from_files_becomes_markup_or_script(tmp_path: Path) -> None:
+    run = make_run(tmp_path, trials=12, target="smollm2-135m")
+    write_curves(run, some_curves(BAD))
+    run.info["arguments"]["target"] = BAD
+    page, charts = page_of(run)
+    assert "<img" not in page and page.count("</script>") == 3 and page.count("<script") == 3
+    data = re.search(r'id="chart-data"[^>]*>(.*?)</script>', page, re.DOTALL)
+    assert data is not None and set(json.loads(data[1])) == {chart.key for chart in charts}
+    assert "<" not in data[1] and "&lt;img" in json.dumps(json.loads(data[1]))  # Plotly reads tags in its texts: none are left
+
+
+def test_a_chart_draws_bands_bars_and_two_scales() -> None:
+    line = Series("a<b>", (1.0, 2.0), (1.0, 3.0), low=(0.5, 2.0), high=(1.5, 4.0), band=True)
+    bars = Series("bars", ("x, y", "z"), (1.0, math.nan), "bar")
+    points = Series("points", (1.0,), (2.0,), "points", low=(1.5,), high=(2.2,), right=True, notes=("here",))
+    chart = Chart("k", "t", "c", "x", "y", (line, points), x_scale="log2", right_label="r", level=1.0, ticks=(1.0, 2048.0))
+    figure = plotly_figure(chart)
+    assert [trace.get("fill") for trace in figure["data"]] == [None, "tonexty", None, None]
+    assert figure["data"][2]["name"] == "a&lt;b&gt;" and figure["data"][3]["yaxis"] == "y2"
+    assert figure["data"][3]["error_y"]["array"] == [pytest.approx(0.2)] and figure["layout"]["xaxis"]["ticktext"] == ["1", "2k"]
+    stacked = plotly_figure(Chart("k", "t", "c", "", "y", (bars,), stacked=True))
+    assert stacked["data"][0]["x"] == ["x,<br>y", "z"] and stacked["data"][0]["y"] == [1.0, None]
+    assert scripts([], "n") == "" and depth_colour(0.0) == "#2f86b5" and depth_colour(1.0) == "#9a4fa0"
+
+
+def test_pictures_and_tables_as_files(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "confirmed", trials=20)
+    write_curves(run, some_curves("=cmd|' /C calc'!A0"))
+    written = write_figures(run)
+    names = {path.name for path in written}
+    for key in ("by-batch", "time-passes", "trials", "ladder", "positions"):
+        assert {f"{key}.svg", f"{key}.png", f"{key}.csv"} <= names
+        assert Image.open(run.path / "figures" / f"{key}.png").size[0] > 600
+        assert (run.path / "figures" / f"{key}.svg").read_text().lstrip().startswith("<?xml")
+    rows = list(csv.reader((run.path / "figures" / "by-batch.csv").read_text().splitlines()))
+    assert rows[1][:3] == ["rank 1", "1", "1.6"] and [float(cell) for cell in rows[1][3:5]] == [1.5, 1.7]
+    bars = (run.path / "figures" / "table-why-this-one-won.csv").read_text()
+    assert "\n'=cmd" in bars  # a spreadsheet would run it
+    best = list(csv.reader((run.path / "figures" / "table-the-best-candidates.csv").read_text().splitlines()))
+    assert best[0][0] == "rank" and best[1][0] == "1" and len(best) == 1 + len(run.ranks())
+
+
+def test_tables_are_named_by_their_heading() -> None:
+    first = "<h2>A &amp; B</h2><table><tr><th>x</th></tr></table>"
+    second = "<h2>A &amp; B</h2><table><tr><td>1<small>one</small></td></tr></table>"
+    assert tables_of(first + second) == [("a-b", [["x"]]), ("a-b-2", [["1 | one"]])]
+    assert chart_csv(Chart("k", "t", "c", "x", "y", (Series("+1 up", (1.0,), (-2.0,)),))).splitlines()[1] == "+1 up,1,-2,,,"
+
+
+def test_the_pareto_front_holds_what_nothing_smaller_beats() -> None:
+    def trial(parameters: int, speedup: float, feasible: bool = True) -> PlottedTrial:
+        return PlottedTrial(1, 64, parameters, 0.001, speedup, feasible, "independent", "x")
+
+    trials = [trial(30, 1.4), trial(10, 1.2), trial(20, 1.1), trial(5, 1.5, False), trial(40, 1.3), trial(10, 1.25)]
+    assert [(t.parameters, t.speedup) for t in pareto_front(trials)] == [(10, 1.25), (30, 1.4)]
+
+
+def test_ladders_climb_from_prior_to_confirmed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "confirmed", trials=20)
+    label = run.score(1).label()
+    record = {"rung": 1, "round": 1, "label": label, "gamma": 2, "tokens": 100, "seconds": 1.0, "measured": None,
+              "alpha": gain(0.6).to_dict(), "score": gain(1.3).to_dict(), "state": "kept", "why": ""}  # fmt: skip
+    climb = {"budget_s": 60.0, "steps": {}, "notes": [], "rungs": [{**record, "rung": 0, "score": gain(1.9).to_dict()}, record]}
+    found = ladders(replace(read_run(run), climb=climb), [])
+    assert {name: value.value for name, value in found[label].items()} == {
+        "prior": 1.9, "short training 1": 1.3, "full training": run.score(1).speedup.value, "confirmed": 1.47,
+    }  # fmt: skip
+
+
+def test_the_command_that_makes_a_run_again() -> None:
+    arguments = {"target": "my model", "gpu": "cpu", "trials": 300, "confirm": 1, "time_budget_s": 2700.0,
+                 "families": "eagle3 ngram", "storage": None, "context": 512, "domain": "chat", "max_gamma": 16,
+                 "engine": "vllm"}  # fmt: skip
+    assert search_command(arguments) == (
+        "archsearch search --target 'my model' --gpu cpu --confirm 1 --time-budget 2700s --family eagle3 --family ngram "
+        "--context 512 --domain chat --engine vllm"
+    )
+
+
+def test_a_run_that_cannot_be_reopened_says_why(tmp_path: Path) -> None:
+    run = make_run(tmp_path, trials=12)  # of a device that is not this one, with a profile that is not here
+    curves_of_runs.renew_curves(run)
+    reading = read_run(run)
+    assert reading.curves is not None and "Speed-up along batch" in reading.curves.notes[0]
+    assert "cpu-epyc-9b14-2t" in reading.curves.notes[0] or "profile" in reading.curves.notes[0]
+    page, _ = page_of(run)
+    assert "Missing. Speed-up along batch" in page and "nothing was confirmed" in page
