@@ -109,7 +109,8 @@ def test_pictures_and_tables_as_files(tmp_path: Path) -> None:
     names = {path.name for path in written}
     for key in ("by-batch", "time-passes", "trials", "ladder", "positions"):
         assert {f"{key}.svg", f"{key}.png", f"{key}.csv"} <= names
-        assert Image.open(run.path / "figures" / f"{key}.png").size[0] > 600
+        with Image.open(run.path / "figures" / f"{key}.png") as picture:
+            assert picture.size[0] > 600
         assert (run.path / "figures" / f"{key}.svg").read_text().lstrip().startswith("<?xml")
     rows = list(csv.reader((run.path / "figures" / "by-batch.csv").read_text().splitlines()))
     assert rows[1][:3] == ["rank 1", "1", "1.6"] and [float(cell) for cell in rows[1][3:5]] == [1.5, 1.7]
