@@ -170,7 +170,8 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
     layers: list[Bar] = []
     if draft is not None and isinstance(latency, LatencyModel | RooflineLatency):
         first, later = latency.draft_passes(draft, workload, gamma)
-        ranks = replace(workload, tensor_parallel=latency.facts.draft_ranks(workload.tensor_parallel))
+        shared = latency.facts.ranks_of_draft(workload)
+        ranks = replace(workload, tensor_parallel=shared, draft_tensor_parallel=None)
         step = later if gamma > 1 else first
         passes.insert(0, _pass_bar(latency, "draft, one token", latency.facts.served_draft(draft), ranks, 1, step))
         layers = [_layer_bar(latency, "draft", draft, ranks), _layer_bar(latency, "target", target, workload)]
