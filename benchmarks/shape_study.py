@@ -17,19 +17,35 @@ with the terms of the published table alone.
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+
+from archsearch.acceptance.estimator import AcceptanceContext
+from archsearch.acceptance.fitted import load_fit
+from archsearch.acceptance.prior import trimmed_alpha
+from archsearch.acceptance.terms import COEFFICIENTS, prior_of, regressors, shape_terms
+from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.files import write_json
+from archsearch.files import read_json, write_json
+from archsearch.speedup import clamped, logit
 
 VOCABULARY = 49_152  # SmolLM2's
 HEAD_ROWS = 2048
 LOOKS = (32_000, 64_000, 128_000, 256_000)
 HELDOUT_TEXTS = 40
 HEAD_DIM = 64
+TERMS: Final = (
+    "size", "depth", "single_layer", "narrow", "overwide", "grouped", "single_kv_head", "cut_by_window", "window",
+)  # fmt: skip
+FOLDS = 5
+NOISE = 0.04  # logit: one look of one seed, until two seeds say more
 
 
 def shape(
@@ -146,6 +162,8 @@ def train_one(loaded: Any, arch: Architecture, cache: Any, heldout: Any, seed: i
     from archsearch.training.initialise import initialise_draft
 
     vocabulary = choose_draft_vocab(token_frequencies(cache), arch.head_rows, loaded[1])
+    proposed = torch.tensor(sorted(vocabulary.token_ids))
+    coverage = float(torch.isin(torch.cat([s.greedy_ids for s in heldout]), proposed).float().mean())
     calibration = torch.stack([s.token_ids[:64] for s in cache.sequences if len(s.token_ids) >= 64][:32]).long()
     draft = initialise_draft(loaded[0], arch, draft_token_ids=vocabulary.token_ids, calibration_ids=calibration, seed=seed)
     epoch = sum(len(s) - 1 for s in cache.sequences)
@@ -155,11 +173,178 @@ def train_one(loaded: Any, arch: Architecture, cache: Any, heldout: Any, seed: i
     begin, cpu = time.monotonic(), time.process_time()
     result = distill(draft, cache, DistillConfig(**fixed), heldout=heldout)
     return {
-        "distinct_tokens": epoch, "tokens": result.tokens, "seconds": time.monotonic() - begin,
+        "coverage": coverage, "distinct_tokens": epoch, "tokens": result.tokens, "seconds": time.monotonic() - begin,
         "process_s": time.process_time() - cpu, "heldout_tokens": list(result.heldout_tokens),
         "looks": [{"tokens": p.tokens, "alpha": p.value, "weights": p.weights, "hits": list(p.hits)}
                   for p in result.alpha_curve],
     }  # fmt: skip
+
+
+# ---- report
+
+
+def read_rows(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a look: its condition (kind, seed, tokens), shape, terms, and logit(alpha) as with a full head."""
+    target = catalogue.load("smollm2-135m").architecture
+    found = []
+    for path in (path for folder in folders for path in sorted(Path(folder).glob("*.json"))):
+        row = read_json(path, "row of the study")
+        if "looks" not in row:
+            continue
+        arch = Architecture.from_dict(row["shape"])
+        heldout = row["heldout_tokens"]
+        context = AcceptanceContext(target, "narrow", context_len=round(np.mean(heldout)))
+        terms = shape_terms(arch, context)
+        for look in row["looks"]:
+            if look["tokens"]:
+                mark = min(LOOKS, key=lambda at, seen=look["tokens"]: abs(math.log(at / seen)))
+                found.append({
+                    "kind": row["kind"], "seed": row["seed"], "tokens": mark, "name": row["name"], "arch": arch,
+                    "alpha": look["alpha"], "y": logit(clamped(full_head(look["alpha"], row["coverage"]))),
+                    "x": regressors(terms, TERMS), "hits": look["hits"], "heldout": heldout,
+                })  # fmt: skip
+    return found
+
+
+def full_head(alpha: float, coverage: float) -> float:
+    """alpha with every token to propose, by the prior's rule."""
+    grid = np.linspace(alpha, 0.99, 400)
+    return float(grid[int(np.argmin([abs(trimmed_alpha(a, coverage) - alpha) for a in grid]))])
+
+
+def condition(row: dict[str, Any]) -> tuple[str, int, int]:
+    return row["kind"], row["seed"], row["tokens"]
+
+
+def fit(rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """(coefficients, stds) of TERMS: ridge towards zero with the prior's width, a free level for each condition."""
+    conditions = sorted({condition(row) for row in rows})
+    x = np.array([[*row["x"], *(float(condition(row) == one) for one in conditions)] for row in rows])
+    penalty = np.diag([(NOISE / prior_of(name).std) ** 2 for name in TERMS] + [1e-9] * len(conditions))
+    information = x.T @ x + penalty
+    found = np.linalg.solve(information, x.T @ np.array([row["y"] for row in rows]))
+    left = np.array([row["y"] for row in rows]) - x @ found
+    stds = np.sqrt(np.diag(np.linalg.inv(information))) * max(float(left.std()), NOISE)
+    return found[: len(TERMS)], stds[: len(TERMS)]
+
+
+def misses(rows: Sequence[dict[str, Any]], said: np.ndarray) -> tuple[list[float], list[float]]:
+    """(errors of differences between the shapes of one condition, Spearman's rank correlation in each condition)."""
+    from scipy.stats import spearmanr
+
+    gaps, ranks = [], []
+    for one in sorted({condition(row) for row in rows}):
+        chosen = [i for i, row in enumerate(rows) if condition(row) == one]
+        y, guess = np.array([rows[i]["y"] for i in chosen]), said[chosen]
+        gaps += [abs((y[i] - y[j]) - (guess[i] - guess[j])) for i, j in itertools.combinations(range(len(chosen)), 2)]
+        if len(chosen) > 4:
+            ranks.append(float(spearmanr(y, guess).statistic))
+    return gaps, ranks
+
+
+def left_out(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    """What the other folds of shapes say of each row."""
+    names = sorted({row["name"] for row in rows})
+    order = np.random.default_rng(3).permutation(len(names))
+    fold = {names[place]: number % FOLDS for number, place in enumerate(order.tolist())}
+    said = np.zeros(len(rows))
+    for number in range(FOLDS):
+        found, _ = fit([row for row in rows if fold[row["name"]] != number])
+        for i, row in enumerate(rows):
+            if fold[row["name"]] == number:
+                said[i] = row["x"] @ found
+    return said
+
+
+def seeds_apart(rows: Sequence[dict[str, Any]]) -> list[float]:
+    """Differences between the seeds of a shape, each seed's own level taken off."""
+    levels: dict[Any, list[float]] = {}
+    pairs = {}
+    for row in rows:
+        pairs[(row["kind"], row["tokens"], row["name"], row["seed"])] = row["y"]
+    for (kind, tokens, name, seed), y in pairs.items():
+        if seed == 0 and (kind, tokens, name, 1) in pairs:
+            levels.setdefault((kind, tokens), []).append(pairs[(kind, tokens, name, 1)] - y)
+    return [gap - float(np.mean(group)) for group in levels.values() for gap in group]
+
+
+def report(arguments: argparse.Namespace) -> None:
+    rows = read_rows(arguments.work)
+    table = load_fit()
+    published = np.array([table.mean[COEFFICIENTS.index(name)] for name in TERMS])
+    published_std = np.array([math.sqrt(table.covariance[COEFFICIENTS.index(n), COEFFICIENTS.index(n)]) for n in TERMS])
+    found, stds = fit(rows)
+    by_kind = {kind: fit([row for row in rows if row["kind"] == kind])[0] for kind in sorted({row["kind"] for row in rows})}
+    own, table_says = misses(rows, left_out(rows)), misses(rows, np.array([row["x"] @ published for row in rows]))
+    nothing = misses(rows, np.zeros(len(rows)))
+    apart = seeds_apart(rows)
+    data = {
+        "shapes": len({row["name"] for row in rows}), "looks": len(rows), "conditions": sorted({condition(row) for row in rows}),
+        "terms": {name: {"study": float(found[i]), "std": float(stds[i]), "table": float(published[i]),
+                         "table_std": float(published_std[i]), **{kind: float(c[i]) for kind, c in by_kind.items()}}
+                  for i, name in enumerate(TERMS)},
+        "left_out": {"difference_mae": float(np.mean(own[0])), "spearman": float(np.mean(own[1]))},
+        "table_alone": {"difference_mae": float(np.mean(table_says[0])), "spearman": float(np.mean(table_says[1]))},
+        "no_difference_mae": float(np.mean(nothing[0])), "seed_std": float(np.std(apart) / math.sqrt(2)) if apart else None,
+        "rows": [{key: row[key] for key in ("kind", "seed", "tokens", "name", "alpha", "y")} for row in rows],
+    }  # fmt: skip
+    print(f"{data['shapes']} shapes, {data['looks']} looks in {len(data['conditions'])} conditions (text, seed, tokens)")
+    for name, row in data["terms"].items():
+        kinds = ", ".join(f"{kind} {row[kind]:+.3f}" for kind in by_kind)
+        print(
+            f"  {name:16s}study {row['study']:+.3f} ± {row['std']:.3f} ({kinds})   stored fit {row['table']:+.3f} ± {row['table_std']:.3f}"
+        )
+    print(
+        f"differences of shapes left out: {data['left_out']['difference_mae']:.3f}, Spearman {data['left_out']['spearman']:.2f}"
+    )
+    print(f"  by the stored fit: {data['table_alone']['difference_mae']:.3f}, Spearman {data['table_alone']['spearman']:.2f};"
+          f" no difference: {data['no_difference_mae']:.3f}; between seeds: {data['seed_std']}")  # fmt: skip
+    if arguments.json:
+        write_json(Path(arguments.json), data)
+    if arguments.plots:
+        draw(rows, Path(arguments.plots))
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """One picture, a panel for each question: alpha of the longest look of seed 0, by kind of text."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    most = {kind: max(row["tokens"] for row in rows if row["kind"] == kind) for kind in {row["kind"] for row in rows}}
+    last = {(row["kind"], row["name"]): row["alpha"] for row in rows if row["seed"] == 0 and row["tokens"] == most[row["kind"]]}
+    axes_of = {
+        "width": ("hidden size", lambda a: a.hidden_size), "depth": ("layers", lambda a: a.num_hidden_layers),
+        "kv": ("KV heads / heads", lambda a: a.num_key_value_heads / a.num_attention_heads),
+        "ffn": ("FFN / hidden size", lambda a: a.intermediate_size / a.hidden_size),
+        "window": ("window, tokens", lambda a: a.sliding_window or 256), "head": ("head rows", lambda a: a.head_rows),
+    }  # fmt: skip
+    figure, panels = plt.subplots(2, 3, figsize=(13, 7.5), constrained_layout=True)
+    for panel, (group, shapes) in zip(panels.flat, study_shapes().items(), strict=True):
+        label, value = axes_of[group]
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for (kind, name), alpha in last.items():
+            if name in shapes:
+                lines.setdefault(f"{kind}, {same_but(group, shapes[name])}", []).append((value(shapes[name]), alpha))
+        for name, points in sorted(lines.items()):
+            panel.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3.5, linewidth=1, label=name)
+        panel.set(xlabel=label, ylabel="held-out alpha", xscale="log", title=group)
+        panel.legend(fontsize=6)
+    figure.savefig(path, dpi=110)
+
+
+def same_but(group: str, arch: Architecture) -> str:
+    """What the shapes of one line have in common."""
+    from archsearch.architecture.counts import body_parameters
+
+    body = f"{round(body_parameters(arch) / 1e6)}M"
+    if group == "width":
+        return f"{arch.num_hidden_layers} layers, {body}"
+    if group == "depth":
+        return f"hidden {arch.hidden_size}, {body}"
+    pattern = f" {arch.window_pattern}" if group == "window" and arch.sliding_window else ""
+    return f"{arch.num_hidden_layers}x{arch.hidden_size}{pattern}"
 
 
 def main() -> int:
@@ -173,8 +358,10 @@ def main() -> int:
     parser.add_argument("--group", nargs="+", choices=("width", "depth", "kv", "ffn", "window", "head"))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--tokens", type=int, default=64_000)
+    parser.add_argument("--json", help="report: write all of it there")
+    parser.add_argument("--plots", help="report: draw alpha by each question there (.png)")
     arguments = parser.parse_args()
-    {"text": read_plain, "train": train}[arguments.stage](arguments)
+    {"text": read_plain, "train": train, "report": report}[arguments.stage](arguments)
     return 0
 
 
