@@ -291,9 +291,8 @@ def report(arguments: argparse.Namespace) -> None:
     print(f"{data['shapes']} shapes, {data['looks']} looks in {len(data['conditions'])} conditions (text, seed, tokens)")
     for name, row in data["terms"].items():
         kinds = ", ".join(f"{kind} {row[kind]:+.3f}" for kind in by_kind)
-        print(
-            f"  {name:16s}study {row['study']:+.3f} ± {row['std']:.3f} ({kinds})   stored fit {row['table']:+.3f} ± {row['table_std']:.3f}"
-        )
+        said = f"study {row['study']:+.3f} ± {row['std']:.3f} ({kinds})"
+        print(f"  {name:16s}{said}   stored fit {row['table']:+.3f} ± {row['table_std']:.3f}")
     print(
         f"differences of shapes left out: {data['left_out']['difference_mae']:.3f}, Spearman {data['left_out']['spearman']:.2f}"
     )
