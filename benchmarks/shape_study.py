@@ -2,7 +2,7 @@
 
     python benchmarks/shape_study.py text --plain FILE --work DIR            (the target reads plain text: kind `plain`)
     python benchmarks/shape_study.py train --work DIR --text KIND=FOLDER --heldout KIND=FOLDER [--group width ...] [--seeds 0 1]
-    python benchmarks/shape_study.py report --work DIR [--json FILE] [--plots DIR]
+    python benchmarks/shape_study.py report --work DIR [--json FILE] [--table FILE] [--plots FILE.png]
 
 `train` writes one file per kind of text, shape and seed: held-out greedy acceptance of the running mean of the weights after
 LOOKS tokens. No token is seen twice: shapes are compared where repetition hides nothing. All shapes see the same texts in the
@@ -30,6 +30,7 @@ import numpy as np
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.prior import trimmed_alpha
+from archsearch.acceptance.table import STUDY_SHAPE
 from archsearch.acceptance.terms import COEFFICIENTS, prior_of, regressors, shape_terms
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
@@ -44,6 +45,8 @@ HEAD_DIM = 64
 TERMS: Final = (
     "size", "depth", "single_layer", "narrow", "overwide", "grouped", "single_kv_head", "cut_by_window", "window",
 )  # fmt: skip
+SHAPE_COLUMNS: Final = (*STUDY_SHAPE, "window_pattern", "sliding_window")
+DOMAIN_OF: Final = {"maths": "narrow", "plain": "completion"}  # a kind of text, in the prior's words
 FOLDS = 5
 NOISE = 0.04  # logit: one look of one seed, until two seeds say more
 
@@ -201,7 +204,8 @@ def read_rows(folders: Sequence[str]) -> list[dict[str, Any]]:
                 found.append({
                     "kind": row["kind"], "seed": row["seed"], "tokens": mark, "name": row["name"], "arch": arch,
                     "alpha": look["alpha"], "y": logit(clamped(full_head(look["alpha"], row["coverage"]))),
-                    "x": regressors(terms, TERMS), "hits": look["hits"], "heldout": heldout,
+                    "x": regressors(terms, TERMS), "context_len": context.context_len,
+                    "full_alpha": full_head(look["alpha"], row["coverage"]),
                 })  # fmt: skip
     return found
 
@@ -300,8 +304,34 @@ def report(arguments: argparse.Namespace) -> None:
           f" no difference: {data['no_difference_mae']:.3f}; between seeds: {data['seed_std']}")  # fmt: skip
     if arguments.json:
         write_json(Path(arguments.json), data)
+    if arguments.table:
+        write_table(rows, Path(arguments.table), max(data["seed_std"] or NOISE, NOISE))
     if arguments.plots:
         draw(rows, Path(arguments.plots))
+
+
+def write_table(rows: Sequence[dict[str, Any]], path: Path, std: float) -> None:
+    """The rows that the prior is fitted with (acceptance/shape_study.csv): the last look of every draft with the usual head."""
+    columns = ("domain", "target", "seed", "tokens", "context_len", *SHAPE_COLUMNS, "alpha", "std")
+    most: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["kind"], row["seed"], row["name"])
+        if row["arch"].head_rows == HEAD_ROWS and row["tokens"] >= most.get(key, row)["tokens"]:
+            most[key] = row
+    lines = [
+        "# Drafts of many shapes for one target, trained alike on one pass over the same texts (benchmarks/shape_study.py; rows",
+        "# and page: benchmarks/results/2026-11-22-shapes). alpha: greedy agreement on held-out text, as with a full head;",
+        "# tokens: seen in training, none twice; context_len: mean length of the held-out texts; std: of logit(alpha).",
+        ",".join(columns),
+    ]
+    for (kind, seed, _), row in sorted(most.items(), key=lambda item: item[0]):
+        shape_values = row["arch"].to_dict() | {"sliding_window": row["arch"].sliding_window or ""}
+        values = {
+            "domain": DOMAIN_OF[kind], "target": "smollm2-135m", "seed": seed, "tokens": row["tokens"], "std": round(std, 3),
+            "context_len": row["context_len"], "alpha": round(row["full_alpha"], 4), **shape_values,
+        }  # fmt: skip
+        lines.append(",".join(str(values[name]) for name in columns))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -358,6 +388,7 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--tokens", type=int, default=64_000)
     parser.add_argument("--json", help="report: write all of it there")
+    parser.add_argument("--table", help="report: write the rows of the prior's table there")
     parser.add_argument("--plots", help="report: draw alpha by each question there (.png)")
     arguments = parser.parse_args()
     {"text": read_plain, "train": train, "report": report}[arguments.stage](arguments)
