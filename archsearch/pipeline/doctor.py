@@ -206,7 +206,8 @@ def _draft_class(name: str, installed: str | None) -> Finding:
     other, switches = rounds.remedy if rounds.remedy is not None else (rounds.version, {})
     command = " ".join(f"export {key}={value}" for key, value in switches.items()) if other == rounds.version else ""
     remedy = f"; {rounds.remedy_words()}" if rounds.remedy_words() and not command else ""
-    return Finding("engines", "mend", f"{text}; {rounds.without_graphs}{remedy}", command)
+    level: Level = "mend" if visible_gpus() else "note"  # without a GPU it tells of other machines
+    return Finding("engines", level, f"{text}; {rounds.without_graphs}{remedy}", command)
 
 
 # -- the machine now -------------------------------------------------------------------------------------------------------------

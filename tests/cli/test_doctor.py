@@ -80,12 +80,17 @@ def test_gpus_known_imported_and_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [finding["text"] for finding in found("load")][-1] == "no state"  # costs its own part only
 
 
-def test_an_engine_without_graphs_for_drafts_names_its_switch() -> None:
+def test_an_engine_without_graphs_for_drafts_names_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100 = devices()["h100-sxm5-80gb"]
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: [VisibleGpu(0, h100.name, h100.memory_bytes, "580.1")])
+    monkeypatch.setattr(doctor, "gpu_state", lambda gpu: (_ for _ in ()).throw(doctor.ArchsearchError("no state")))
     told = [finding for finding in found("engines") if "on a GPU runs a draft model" in finding["text"]]
     vllm = next(finding for finding in told if finding["text"].startswith("vLLM"))
     assert vllm["level"] == "mend" and vllm["command"] == "export VLLM_USE_V2_MODEL_RUNNER=0"
     sglang = next(finding for finding in told if finding["text"].startswith("SGLang"))
     assert sglang["level"] == "ok"
+    monkeypatch.setattr(doctor, "visible_gpus", list)
+    assert {"note", "ok"} == {finding["level"] for finding in found("engines") if "on a GPU" in finding["text"]}
 
 
 def test_a_full_disk_a_busy_machine_and_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
