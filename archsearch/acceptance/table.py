@@ -19,6 +19,7 @@ ANCHORS_FILE: Final = HERE / "anchors.yaml"
 PUBLISHED_FILE: Final = HERE / "published.csv"
 OWN_STUDY: Final = "archsearch sketches"
 OWN_LOT: Final = f"{OWN_STUDY}, distilled for minutes"
+STUDY_SHAPE: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
 @dataclass(frozen=True, slots=True)
