@@ -3,6 +3,7 @@
 from archsearch.cli import (  # noqa: F401  (they register their commands)
     acceptance,
     confirm,
+    dashboard,
     demo,
     doctor,
     engine,
