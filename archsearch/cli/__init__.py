@@ -14,6 +14,7 @@ from archsearch.cli import (  # noqa: F401  (they register their commands)
     report,
     schedule,
     search,
+    traffic,
     train,
 )
 from archsearch.cli.app import main

@@ -14,7 +14,8 @@ from archsearch import __version__
 from archsearch.errors import ArchsearchError
 
 ORDER = (
-    "doctor", "profile", "engine", "search", "estimate", "acceptance", "train", "confirm", "schedule", "export", "report",
+    "doctor", "profile", "engine", "search", "estimate", "traffic", "acceptance", "train", "confirm", "schedule", "export",
+    "report",
     "dashboard", "list", "demo",
 )  # fmt: skip
 

@@ -84,7 +84,8 @@ def times_over_batches(
 
 def plain_service(times: RoundTimes, prefill: float, output_tokens: float, held: int | None = None) -> Service:
     """The server without a draft."""
-    return Service(times.at, times.decode, RoundTokens(), prefill, output_tokens, held if held is not None else MOST_RUNNING)
+    most = held if held is not None else MOST_RUNNING
+    return Service(times.at, times.decode, RoundTokens(), prefill, output_tokens, most)
 
 
 def drafting_service(

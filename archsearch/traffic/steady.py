@@ -3,7 +3,10 @@
 With P seconds of prefill a request, R rounds a request and rounds of r(b) seconds while b requests decode:
 
     fixed number c in flight     seconds a request = P + R r(c) / c          (every slot is refilled at once)
-    x requests per second        b = x R r(b) / (1 - x P)                    (Little's law; prefills take the share x P)
+    x requests per second        b = x R r(1 + b) / (1 - x P)                (Little's law; prefills take the share x P)
+
+A request that arrives at random sees b others beside itself, hence 1 + b (exact where a round takes as long as it has requests:
+processor sharing).
 
 R = (L - 1) / tau + (E[X^2] - tau) / (2 tau^2) for L output tokens, the first of them from the prefill, and X tokens a round: the
 last round of an answer ends beyond its end (renewal theory). A plain step is a round with tau = 1. Held against a discrete-event
@@ -25,6 +28,7 @@ from archsearch.speedup import accepted_by_position, drifting_positions
 
 Array = NDArray[np.float64]
 MOST_RUNNING: Final = 1024
+RATES: Final = 48  # looked at for the one above which speculation should be off
 FULL: Final = 0.995  # share of a server's capacity from which on it counts as full: waiting grows without end
 
 
@@ -68,6 +72,7 @@ class Service:
     prefill_s: float
     output_tokens: float
     held: int = MOST_RUNNING
+    shares_steps: bool = True  # prompts are read in the steps of those that decode; else in steps of their own, first
 
     @property
     def rounds(self) -> float:
@@ -134,17 +139,18 @@ def at_rate(service: Service, requests_per_s: float) -> Steady:
 
     def beyond(running: float) -> float:
         """How much more decodes than would be needed."""
-        return running - requests_per_s * service.rounds * service.round_at(running) / (1.0 - prefilling)
+        return running - requests_per_s * service.rounds * service.round_at(min(running + 1.0, service.held)) / (1.0 - prefilling)
 
     for _ in range(80):
         middle = (low + high) / 2.0
         low, high = (low, middle) if beyond(middle) >= 0.0 else (middle, high)
     running = high
-    round_s = service.round_at(running)
+    round_s = service.round_at(min(running + 1.0, service.held))
     decoding = service.rounds * round_s / (1.0 - prefilling)
     waits = prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))  # behind other prompts (M/D/1)
     busy = min(1.0, prefilling + (1.0 - prefilling) * (1.0 - math.exp(-running)))
-    ttft = service.prefill_s + waits + busy * round_s / 2.0
+    step_s = round_s / (1.0 - prefilling)  # with the prompts in it; a prompt waits for one and is read in the next
+    ttft = service.prefill_s + waits + busy * step_s * (1.5 if service.shares_steps else 0.5)
     rate = requests_per_s
     return Steady(rate, running, _per_token(decoding, service), ttft, rate * service.output_tokens, rate / most)
 
@@ -153,27 +159,22 @@ def _per_token(decoding_s: float, service: Service) -> float:
     return decoding_s / max(service.output_tokens - 1.0, 1.0)
 
 
-def crossing_rate(plain: Service, drafting: Service, highest: float | None = None) -> float | None:
-    """The requests per second above which a token takes no longer without drafting: where speculation should be off. None where
-    drafting is the faster at every rate that both serve; 0 where it never is."""
-    top = min(plain.most_requests_per_s, drafting.most_requests_per_s) * FULL * 0.999
-    top = min(top, highest) if highest is not None else top
-    rates = np.geomspace(top / 200.0, top, 60)
-
-    def gain(rate: float) -> float:
-        return at_rate(plain, rate).tpot_s / at_rate(drafting, rate).tpot_s
-
-    gains = [gain(float(rate)) for rate in rates]
+def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:
+    """Requests per second above which a token takes no longer without drafting, whichever of `drafting` (one a gamma) is
+    taken: where speculation should be off. None where drafting is faster at every rate that is served; 0 where it never is."""
+    able = max(service.most_requests_per_s for service in drafting)
+    top = min(plain.most_requests_per_s, able) * FULL * 0.999
+    rates = [float(rate) for rate in np.geomspace(top / 200.0, top, RATES)]
+    gains = []
+    for rate in rates:
+        points = [at_rate(service, rate) for service in drafting]
+        best = min((point.tpot_s for point in points if not point.full), default=math.inf)
+        gains.append(max(at_rate(plain, rate).tpot_s / best, 1e-9))
     if gains[0] <= 1.0:
         return 0.0
-    for (rate, before), (after_rate, after) in zip(_pairs(rates, gains), _pairs(rates[1:], gains[1:]), strict=False):
+    steps = list(zip(rates, gains, strict=True))
+    for (rate, before), (after_rate, after) in zip(steps, steps[1:], strict=False):
         if before > 1.0 >= after:
-            share = math.log(before) / (math.log(before) - math.log(max(after, 1e-9)))
-            return float(rate + share * (after_rate - rate))
-    if drafting.most_requests_per_s < plain.most_requests_per_s and highest is None:
-        return top  # it is full while the plain server still keeps up
-    return None
-
-
-def _pairs(rates: Array, gains: Sequence[float]) -> list[tuple[float, float]]:
-    return [(float(rate), gain) for rate, gain in zip(rates, gains, strict=True)]
+            share = math.log(before) / (math.log(before) - math.log(after))
+            return rate + share * (after_rate - rate)
+    return top if able < plain.most_requests_per_s else None  # full while the plain server still keeps up

@@ -46,7 +46,7 @@ def test_a_fixed_number_in_flight_by_hand() -> None:
 
 def test_a_rate_is_a_fixed_point() -> None:
     found = at_rate(service(), 5.0)
-    assert found.running == pytest.approx(5.0 * 100 * service().round_at(found.running) / (1 - 0.1), rel=1e-6)
+    assert found.running == pytest.approx(5.0 * 100 * service().round_at(1 + found.running) / (1 - 0.1), rel=1e-6)
     assert not found.full and 0 < found.utilisation < 1
     slow = at_rate(service(), 0.01)
     assert slow.tpot_s == pytest.approx(20.1e-3, rel=0.02) and slow.ttft_s < 0.03
@@ -57,12 +57,12 @@ def test_a_rate_is_a_fixed_point() -> None:
 def test_a_drafting_server_that_slows_under_load_is_switched_off_at_a_rate() -> None:
     plain = service()
     drafting = service(26e-3, 6e-4, RoundTokens.of(0.7, 0.0, 3))
-    off = crossing_rate(plain, drafting)
+    off = crossing_rate(plain, [drafting])
     assert off is not None and 0 < off < plain.most_requests_per_s
     for rate, pays in ((0.8 * off, True), (1.1 * off, False)):
         assert (at_rate(drafting, rate).tpot_s < at_rate(plain, rate).tpot_s) is pays
-    assert crossing_rate(plain, service(60e-3, 1e-4, RoundTokens.of(0.2, 0.0, 3))) == 0.0
-    assert crossing_rate(plain, service(22e-3, 1e-5, RoundTokens.of(0.7, 0.0, 3))) is None
+    assert crossing_rate(plain, [service(60e-3, 1e-4, RoundTokens.of(0.2, 0.0, 3))]) == 0.0
+    assert crossing_rate(plain, [drafting, service(22e-3, 1e-5, RoundTokens.of(0.7, 0.0, 3))]) is None
 
 
 def test_what_is_no_load() -> None:

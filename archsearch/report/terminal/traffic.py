@@ -1,0 +1,92 @@
+"""What `traffic` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from archsearch.report.terminal.layout import table
+
+UNITS: Final = {"speedup": "x", "tpot": " s a token", "throughput": " tokens/s", "tokens_per_device": " tokens/s a device"}
+
+
+def traffic_text(result: Mapping[str, Any]) -> str:
+    workload = result["workload"]
+    lines = [
+        f"Target {result['target']} on {result['device']}, {workload['dtype']}, tensor parallel {workload['tensor_parallel']}.",
+        f"Latency: {result['latency']}.",
+        *(f"Load {_load(part)}." for part in result["load"]),
+    ]
+    if result["trace_note"]:
+        lines.append(f"Note: {result['trace_note']}.")
+    for entry in result["drafts"]:
+        lines += ["", *_one(entry, result["objective"])]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Predicted. running: requests that decode at once. A time to the first token holds its prompt and its waiting.",
+        ]
+    )
+
+
+def _load(part: Mapping[str, Any]) -> str:
+    how = f"{part['concurrency']} in flight" if part["concurrency"] else f"{part['requests_per_second']:.3g} requests a second"
+    hit = f", {part['prefix_cache_hit']:.0%} of prompts cached" if part["prefix_cache_hit"] else ""
+    return (
+        f"{part['name']} ({part['weight']:.0%} of tokens): {how}, prompts of {part['prompt_tokens']:,.0f} tokens, answers of "
+        f"{part['output_tokens']:,.0f}{hit}"
+    )
+
+
+def _one(entry: Mapping[str, Any], objective: str) -> list[str]:
+    header = (
+        "load", "gamma", "tau", "running", "without", "ms a token", "without", "first token ms", "without", "tokens/s",
+        "without", "speed-up",
+    )  # fmt: skip
+    rows = []
+    for part in entry["parts"]:
+        best, plain = (part["drafting"] if part["gamma"] else part["off"]), part["plain"]
+        rows.append((
+            part["name"], str(part["gamma"]) if part["gamma"] else "off", f"{part['tau']:.2f}" if part["gamma"] else "1.00",
+            f"{best['running']:.1f}", f"{plain['running']:.1f}", _ms(best["tpot_s"]), _ms(plain["tpot_s"]),
+            _ms(best["ttft_s"], 0), _ms(plain["ttft_s"], 0), f"{best['tokens_per_s']:,.0f}", f"{plain['tokens_per_s']:,.0f}",
+            f"{part['speedup']:.2f}",
+        ))  # fmt: skip
+    lines = [f"{entry['draft']}, served by {entry['served']}", table(rows, header)]
+    for part in entry["parts"]:
+        lines += _checks(part)
+    unit = UNITS[objective]
+    lines.append(f"{objective}: {entry['objective']:.4g}{unit}, {entry['plain_objective']:.4g}{unit} without the draft."
+                 if objective != "speedup" else f"Speed-up over the load: {entry['objective']:.2f}x.")  # fmt: skip
+    lines += [f"Breaks a limit: {text}." for text in entry["broken_limits"]]
+    return lines + [f"Note: {note}" for note in entry["notes"]]
+
+
+def _checks(part: Mapping[str, Any]) -> list[str]:
+    """The simulation beside the closed form, and from which rate on speculation should be off."""
+    lines, seen = [], part["simulated"]
+    if seen is not None:
+        words = [f"{name} {_run(run)}" for name, run in (("with the draft", seen["drafting"]), ("without", seen["plain"]))]
+        lines.append(f"{part['name']}: simulated ({seen['requests']} requests): {'; '.join(words)}.")
+    for name in ("drafting", "plain"):
+        if part[name]["full"]:
+            who = "With the draft" if name == "drafting" else "Without the draft"
+            lines.append(f"{part['name']}: {who} the server is full at {part[name]['requests_per_s']:.3g} requests a second.")
+    if part["requests_per_second"] is not None:
+        rate = part["off_rate"]
+        lines.append(
+            f"{part['name']}: drafting pays at every rate that the server keeps up with." if rate is None
+            else f"{part['name']}: drafting pays at no rate." if rate == 0.0
+            else f"{part['name']}: speculation should be off above {rate:.3g} requests a second."
+        )  # fmt: skip
+    return lines
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    return "does not keep up" if run["full"] else f"{_ms(run['tpot_s'])} ms a token, first token {_ms(run['ttft_s'], 0)} ms"
+
+
+def _ms(seconds: float, digits: int = 2) -> str:
+    return "no end" if math.isinf(seconds) else f"{1e3 * seconds:.{digits}f}"

@@ -1,0 +1,178 @@
+"""A mix of work from a YAML file: kinds of requests with their shares, lengths and load, limits, and what is to be made best.
+
+    objective: throughput            # speedup, tpot, throughput or tokens_per_device
+    memory_fraction: 0.9
+    limits: {tpot_ms: 40, ttft_ms: 800, memory_gib: 60, parameters: 2.0e+9, training_exaflop: 50}
+    parts:
+      - name: chat
+        weight: 70                   # share of the tokens that are served
+        concurrency: 4               # requests in flight; or requests_per_second
+        prompt_tokens: {mean: 600, std: 400}
+        output_tokens: 250
+        temperature: 0.7
+        domain: chat
+        prefix_cache_hit: 0.5        # share of the prompt that is in the cache already
+
+Lengths are a number, {mean, std}, {low, high} or {values, weights}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import yaml
+
+from archsearch.acceptance.estimator import DOMAINS
+from archsearch.errors import ArchsearchError
+from archsearch.traffic.lengths import Lengths, mean_context
+from archsearch.workload import MEMORY_FRACTION
+
+Objective = Literal["speedup", "tpot", "throughput", "tokens_per_device"]
+OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPart:
+    """One kind of request. `weight`: its share of the tokens that are served; `concurrency` or `requests_per_second` is None.
+    `temperature`, `domain` None: as asked elsewhere."""
+
+    name: str
+    weight: float
+    prompt: Lengths
+    output: Lengths
+    concurrency: int | None = None
+    requests_per_second: float | None = None
+    temperature: float | None = None
+    domain: str | None = None
+    prefix_cache_hit: float = 0.0
+
+    @property
+    def context(self) -> int:
+        """Tokens in the cache of a request that decodes."""
+        return mean_context(self.prompt, self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """What must hold in every part of the load (None: nothing asked). `training_exaflop`: 6 FLOPs a parameter and token."""
+
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+    memory_gib: float | None = None
+    parameters: float | None = None
+    training_exaflop: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What a server is asked to do. The weights of `parts` add up to 1."""
+
+    parts: tuple[LoadPart, ...]
+    objective: Objective = "speedup"
+    limits: ServingLimits = ServingLimits()
+    memory_fraction: float = MEMORY_FRACTION
+
+
+def read_mix(path: Path) -> Mix:
+    """The mix of a YAML file. Raises ArchsearchError, with the name of what is wrong, for anything that is none."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchsearchError(f"cannot read the workload {path}: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise ArchsearchError(f"the workload {path} is not YAML: {' '.join(str(error).split())}") from None
+    return mix_of(data, f"workload {path.name}")
+
+
+def mix_of(data: Any, what: str) -> Mix:
+    """The mix of a mapping, see `read_mix`."""
+    known = {"parts", "objective", "limits", "memory_fraction"}
+    if not isinstance(data, Mapping) or not isinstance(data.get("parts"), list) or not data["parts"]:
+        raise ArchsearchError(f"{what}: it must have a list of parts, each with weight, lengths and a load")
+    _only(data, known, what)
+    objective = data.get("objective", "speedup")
+    if objective not in OBJECTIVES:
+        raise ArchsearchError(f"{what}: objective {objective!r} is none of {', '.join(OBJECTIVES)}")
+    parts = [_part(each, f"{what}, part {number}") for number, each in enumerate(data["parts"], start=1)]
+    total = math.fsum(part.weight for part in parts)
+    if not total > 0:
+        raise ArchsearchError(f"{what}: the weights of its parts add up to {total:g}; give at least one a positive weight")
+    shared = tuple(
+        LoadPart(**{**{field.name: getattr(part, field.name) for field in fields(part)}, "weight": part.weight / total})
+        for part in parts
+        if part.weight > 0
+    )
+    fraction = _number(data, "memory_fraction", MEMORY_FRACTION, what)
+    if not 0 < fraction <= 1:
+        raise ArchsearchError(f"{what}: memory_fraction must lie between 0 and 1, got {fraction:g}")
+    return Mix(shared, objective, _limits(data.get("limits") or {}, what), fraction)
+
+
+def _part(data: Any, what: str) -> LoadPart:
+    if not isinstance(data, Mapping):
+        raise ArchsearchError(f"{what}: it must have weight, prompt_tokens, output_tokens and a load, got {data!r}")
+    names = {
+        "name", "weight", "concurrency", "requests_per_second", "prompt_tokens", "output_tokens", "temperature", "domain",
+        "prefix_cache_hit",
+    }  # fmt: skip
+    _only(data, names, what)
+    what = f"{what} ({data['name']})" if "name" in data else what
+    for name in ("prompt_tokens", "output_tokens"):
+        if name not in data:
+            raise ArchsearchError(f"{what}: {name} is missing")
+    weight, hit = _number(data, "weight", 1.0, what), _number(data, "prefix_cache_hit", 0.0, what)
+    if weight < 0 or not 0 <= hit <= 1:
+        raise ArchsearchError(
+            f"{what}: weight must not be negative and prefix_cache_hit lie between 0 and 1, got {weight:g}, {hit:g}"
+        )
+    flight, rate = data.get("concurrency"), data.get("requests_per_second")
+    if (flight is None) == (rate is None):
+        raise ArchsearchError(f"{what}: give either concurrency or requests_per_second")
+    if flight is not None and (not isinstance(flight, int) or isinstance(flight, bool) or flight < 1):
+        raise ArchsearchError(f"{what}: concurrency must be a whole number of at least 1, got {flight!r}")
+    if rate is not None and not _number(data, "requests_per_second", 0.0, what) > 0:
+        raise ArchsearchError(f"{what}: requests_per_second must be positive, got {rate!r}")
+    temperature = data.get("temperature")
+    if temperature is not None and not 0 <= _number(data, "temperature", 0.0, what) <= 5:
+        raise ArchsearchError(f"{what}: temperature must lie between 0 and 5, got {temperature!r}")
+    domain = data.get("domain")
+    if domain is not None and domain not in DOMAINS:
+        raise ArchsearchError(f"{what}: domain {domain!r} is none of {', '.join(DOMAINS)}")
+    output = Lengths.read(data["output_tokens"], f"{what}, output_tokens")
+    if min(output.values) < 1:
+        raise ArchsearchError(f"{what}, output_tokens: at least 1 token must be written, got {min(output.values)}")
+    return LoadPart(
+        str(data.get("name", what.rpartition(" ")[2])), weight, Lengths.read(data["prompt_tokens"], f"{what}, prompt_tokens"),
+        output, flight, None if rate is None else float(rate), None if temperature is None else float(temperature), domain, hit,
+    )  # fmt: skip
+
+
+def _limits(data: Any, what: str) -> ServingLimits:
+    names = [field.name for field in fields(ServingLimits)]
+    if not isinstance(data, Mapping):
+        raise ArchsearchError(f"{what}: limits must name some of {', '.join(names)}, got {data!r}")
+    _only(data, set(names), f"{what}, limits")
+    found = {name: _number(data, name, 0.0, f"{what}, limits") for name in data}
+    if low := [name for name, value in found.items() if not value > 0]:
+        raise ArchsearchError(f"{what}, limits: {low[0]} must be positive, got {found[low[0]]:g}")
+    return ServingLimits(**found)
+
+
+def _number(data: Mapping[str, Any], name: str, default: float, what: str) -> float:
+    value = data.get(name, default)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise ArchsearchError(f"{what}: {name} must be a number, got {value!r}")
+    return number
+
+
+def _only(data: Mapping[str, Any], known: set[str], what: str) -> None:
+    if odd := [str(name) for name in data if name not in known]:
+        raise ArchsearchError(f"{what}: {', '.join(odd)} is unknown; it has {', '.join(sorted(known))}")
