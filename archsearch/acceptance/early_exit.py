@@ -35,7 +35,7 @@ def exit_traces(
     import torch
     from torch.nn import functional
 
-    from archsearch.training.distill import make_batch
+    from archsearch.training.batches import by_length, make_batch
 
     base, count = target.base_model, int(target.config.num_hidden_layers)
     norm = getattr(base, "norm", None)
@@ -48,13 +48,8 @@ def exit_traces(
         raise ArchsearchError("there is no text to measure acceptance on; generate some first")
     weight = target.get_output_embeddings().weight
     found: dict[int, list[np.ndarray]] = {layer: [np.zeros(0, bool)] * len(sequences) for layer in layers}
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= BATCH_TOKENS:
-            stop += 1
-        chosen = order[start:stop]
+    done = 0
+    for chosen in by_length(sequences, BATCH_TOKENS):
         batch = make_batch([sequences[i] for i in chosen])
         with torch.inference_mode():
             states = base(input_ids=batch.input_ids, use_cache=False, output_hidden_states=True).hidden_states
@@ -66,8 +61,8 @@ def exit_traces(
                     tokens = int(sequences[i].greedy_ids.shape[0])
                     found[layer][i] = hits[offset : offset + tokens]
                     offset += tokens
-        start = stop
+        done += len(chosen)
         if report is not None:
-            report(start, len(order))
+            report(done, len(sequences))
     labels = text_labels(sequences, set(end_ids))
     return {layer: Trace(tuple(hits), *labels) for layer, hits in found.items()}

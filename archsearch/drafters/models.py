@@ -18,13 +18,9 @@ USUAL_EXIT = 3  # of how many parts of the target's layers the first one drafts
 
 
 @dataclass(frozen=True)
-class Independent(Drafter):
-    """A small language model of its own."""
+class OwnModel(Drafter):
+    """A model of its own, with a tokenizer like the target's."""
 
-    family: ClassVar[Family] = "independent"
-    title: ClassVar[str] = "independent draft"
-    rounds: ClassVar[RoundKind] = "draft_model"
-    acceptance: ClassVar[str] = "independent"
     is_model: ClassVar[bool] = True
 
     @classmethod
@@ -37,6 +33,22 @@ class Independent(Drafter):
         only(chosen, cls.choices, cls.family)
         return cls(_needed(decoder, cls.title))
 
+    def parameters(self) -> int:
+        return parameters(self.architecture)
+
+    def label(self) -> str:
+        return self.architecture.label()
+
+
+@dataclass(frozen=True)
+class Independent(OwnModel):
+    """A small language model of its own."""
+
+    family: ClassVar[Family] = "independent"
+    title: ClassVar[str] = "independent draft"
+    rounds: ClassVar[RoundKind] = "draft_model"
+    acceptance: ClassVar[str] = "independent"
+
     @property
     def model(self) -> Architecture | None:
         return self.architecture
@@ -47,19 +59,13 @@ class Independent(Drafter):
         first, step = (model_pass(self.architecture, rows, tokens, 1) for tokens in (rows.gamma + 2, 1))
         return RoundPlan(first, step, rows.gamma - 1, rows.batch * rows.gamma, layers, rows.gamma)
 
-    def parameters(self) -> int:
-        return parameters(self.architecture)
-
     def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
         """As of every drafter; layers with a window keep no more than that."""
         return self.parameters() * dtype_bytes + kv_cache_bytes(self.architecture, context, dtype_bytes, batch)
 
-    def label(self) -> str:
-        return self.architecture.label()
-
 
 @dataclass(frozen=True)
-class Pard(Drafter):
+class Pard(OwnModel):
     """PARD: an independent draft that writes its block in one pass, a mask token for each token after the first. `most`: the
     tokens that it was trained to draft."""
 
@@ -69,16 +75,6 @@ class Pard(Drafter):
     title: ClassVar[str] = "parallel draft (PARD)"
     rounds: ClassVar[RoundKind] = "parallel_draft"
     acceptance: ClassVar[str] = "parallel_draft"
-    is_model: ClassVar[bool] = True
-
-    @classmethod
-    def usual(cls, target: Architecture) -> Self:
-        return cls(target.replace(num_hidden_layers=USUAL_LAYERS))
-
-    @classmethod
-    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
-        only(chosen, cls.choices, cls.family)
-        return cls(_needed(decoder, cls.title))
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         return tuple(gamma for gamma in asked if gamma <= self.most)
@@ -87,12 +83,6 @@ class Pard(Drafter):
         """One pass of 2 gamma + 1 tokens a sequence, gamma rows of logits (vLLM, parallel_drafting)."""
         whole = model_pass(self.architecture, rows, 2 * rows.gamma + 1, rows.gamma)
         return RoundPlan(whole, None, 0, rows.batch * rows.gamma, self.architecture.num_hidden_layers, 1)
-
-    def parameters(self) -> int:
-        return parameters(self.architecture)
-
-    def label(self) -> str:
-        return self.architecture.label()
 
 
 @dataclass(frozen=True)

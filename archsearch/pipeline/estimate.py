@@ -106,7 +106,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
             source = replace(source, served=served_words(source.engine, source.rounds, source.device, how=False))
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
-    priced.sort(key=lambda item: -item.score.speedup.value)
+    priced.sort(key=lambda item: -item.score.ranked_by)  # what is assumed by the lower end, as in a search
     best = priced[0]
     return priced, {
         "target": ref.name,
@@ -164,10 +164,12 @@ def _priced(
 
 
 def _share_notes(score: Score) -> list[str]:
-    """That a drafter does not propose in every round, and in how many it is taken to."""
+    """That a drafter does not propose in every round, and in how many it is taken to; that its acceptance is assumed."""
     share = score.proposer.drafts_share
     if share >= 1.0:
-        return []
+        return (
+            [f"its acceptance is assumed ({score.assumed}), so the lower end of its speed-up ranks it"] if score.assumed else []
+        )
     return [
         f"taken to find something to propose in {share:.0%} of rounds; tau is over all, alpha of those; measure both on your text"
     ]

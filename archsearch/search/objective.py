@@ -385,7 +385,10 @@ def score(
 
 
 def difference_std(first: Score, second: Score, acceptance: AcceptanceEstimator, context: AcceptanceContext) -> float:
-    """Std of ln(speedup of first / speedup of second), see `speedup_gap_std`; the alphas by what the estimator says of both."""
+    """Std of ln(speedup of first / speedup of second), see `speedup_gap_std`; the alphas by what the estimator says of both, of
+    two families of which one was measured by their own stds."""
+    if first.family != second.family and "measured" in (first.alpha.source, second.alpha.source):
+        return speedup_gap_std(first, second, math.hypot(speculation.logit_std(first.alpha), speculation.logit_std(second.alpha)))
     return speedup_gap_std(first, second, gap_std(first.proposer, second.proposer, acceptance, context))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,16 +93,10 @@ def greedy_matches(draft: Any, sequences: Sequence[CachedSequence], *, batch_tok
     kept = kept_token_ids(draft)
     weight = draft.lm_head.weight
     results: list[np.ndarray | None] = [None] * len(sequences)
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     training = draft.training
     draft.eval()
     with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
-        start = 0
-        while start < len(order):
-            stop = start + 1
-            while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens:
-                stop += 1
-            chosen = order[start:stop]
+        for chosen in by_length(sequences, batch_tokens):
             batch = make_batch([sequences[i] for i in chosen])
             best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
             matches = ((best if kept is None else kept[best]) == batch.greedy_ids).numpy()
@@ -111,9 +105,20 @@ def greedy_matches(draft: Any, sequences: Sequence[CachedSequence], *, batch_tok
                 count = int(sequences[i].greedy_ids.shape[0])
                 results[i] = matches[offset : offset + count]
                 offset += count
-            start = stop
     draft.train(training)
     return [r for r in results if r is not None]
+
+
+def by_length(sequences: Sequence[CachedSequence], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of `sequences` in groups of like length, shortest first: one, or at most `batch_tokens` tokens when padded."""
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens:
+            stop += 1
+        yield order[start:stop]
+        start = stop
 
 
 def autocast(weight: torch.Tensor, enabled: bool | None) -> torch.autocast:

@@ -17,6 +17,7 @@ import yaml
 
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import identify_cpu
+from archsearch.models.files import has_weights
 from archsearch.runs.confirmed import CONFIRMED_FIELDS
 from archsearch.speedup import logit, logit_std
 from tests.cli.commands import CONFIRM, SEARCH, call, files_in, last_json, refused
@@ -168,6 +169,17 @@ def test_search_confirm_in_an_engine_that_is_not_there(with_ranks: Path) -> None
 
 def test_search_confirms_in_the_engine_of_the_search(with_ranks: Path, made_up: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARCHSEARCH_VLLM_PYTHON", sys.executable)
-    (confirmation,) = last_json(call(*CONFIRM[:-1], "2s", "--engine", "vllm", "--run", "runs/v", "--json"))["confirmed"]
+    monkeypatch.setattr("archsearch.pipeline.family_results.LEAST_HEAD_S", 1.0)
+    named = [word for family in ("independent", "eagle3", "medusa") for word in ("--family", family)]
+    result = last_json(call(*CONFIRM[:-1], "4s", "--engine", "vllm", *named, "--run", "runs/v", "--json"))
+    (confirmation,) = result["confirmed"]
     assert confirmation["engine"] == "vllm" and confirmation["engine_version"] == "1"
     assert json.loads(Path("runs/v/best/1/confirmed.json").read_text())["engine"] == "vllm"
+    # Heads that were named are trained beside the draft, lookup is replayed: one table, all measured. A slow machine writes too
+    # little text for a head in seconds; that is said and costs no search.
+    found = {item["family"]: item for item in result["families"]}
+    assert found["independent"]["rank"] == 1 and all(item["tau"]["source"] == "measured" for item in found.values())
+    assert {"ngram", "suffix"} <= set(found) and found["ngram"]["seconds"] == 0
+    for head in ("eagle3", "medusa"):
+        assert (head in found) != any(f"no {head} head: " in note for note in result["notes"])
+        assert (head in found) == has_weights(Path("runs/v/heads") / head)
