@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
@@ -86,10 +87,11 @@ def experts_touched(experts: int, per_token: int, tokens: int, skew: float = ROU
 def busiest_rank(experts: int, per_token: int, tokens: int, ranks: int, skew: float = ROUTING_SKEW) -> float:
     """Distinct experts of the rank that holds most of those touched, with the popular ones dealt out to all ranks in turn.
 
-    Ranks differ by chance: the largest of `ranks` draws lies sqrt(2 ln ranks) stds above the mean (Gumbel's leading term).
+    Ranks differ by chance: the largest of r normal draws lies Phi^-1((r - 3/8) / (r + 1/4)) stds above their mean (Blom 1958).
     """
     if ranks == 1:
         return experts_touched(experts, per_token, tokens, skew)
     hit = [1.0 - (1.0 - chance) ** tokens for chance in popularity(experts, per_token, float(skew))[::ranks]]
-    spread = math.sqrt(2.0 * math.log(ranks) * sum(share * (1.0 - share) for share in hit))
+    above = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    spread = above * math.sqrt(sum(share * (1.0 - share) for share in hit))
     return min(float(len(hit)), float(tokens * per_token), sum(hit) + spread)

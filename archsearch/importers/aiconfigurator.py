@@ -187,16 +187,17 @@ def _reinstall() -> str:
     return f"use the tables of {PACKAGE} {PACKAGE_VERSIONS[-1]}"
 
 
-def _check_identity(path: Path, columns: Mapping[str, list[Any]], device: Device) -> None:
+def _check_identity(path: Path, columns: Mapping[str, list[Any]], device: Device, mixed: bool = False) -> None:
     """Every row was measured on this very device and with the framework version that the folder is named after.
 
-    All-reduce tables may carry older versions (L40S: rows of vLLM 0.14.0 under 0.22.0); `Table.versions` tells.
+    All-reduce tables may carry older versions (L40S: rows of vLLM 0.14.0 under 0.22.0); `Table.versions` tells. `mixed`: rows of
+    other versions are the reader's to leave out (B200: a development version of vLLM among the experts).
     """
     wrong = {str(name) for name in columns["device"]} - {device.name}
     if wrong:
         raise ArchsearchError(f"kernel table {path} was measured on {', '.join(sorted(wrong))}, not on {device.name}")
     versions = {str(version) for version in columns["version"]}
-    if path.parts[-4] != "comm" and any(not version.startswith(path.parent.name) for version in versions):
+    if not mixed and path.parts[-4] != "comm" and any(not version.startswith(path.parent.name) for version in versions):
         raise ArchsearchError(
             f"kernel table {path} holds rows of version {', '.join(sorted(versions))} in the folder of version "
             f"{path.parent.name}; {_reinstall()}"
@@ -349,9 +350,15 @@ def read_experts(path: Path, device: Device, dtype: str, compact: bool = False) 
     """Rows of a moe_perf.parquet for a pass in `dtype`: Experts, mode graph; of unusable kernels none."""
     numbers = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "latency")
     columns = _read(path, numbers, ("version", "device", "kernel_source", "moe_dtype", "distribution"))
-    _check_identity(path, columns, device)
-    rows = experts.wanted(columns, dtype, path.parts[-3], device, compact)
-    table = _collect(path, columns, rows, lambda row: (experts.experts_of(columns, row, dtype), "graph"))
+    _check_identity(path, columns, device, mixed=True)
+    version = path.parts[-2]
+    rows = [
+        row
+        for row in experts.wanted(columns, dtype, path.parts[-3], device, compact)
+        if str(columns["version"][row]).startswith(version)
+    ]
+    formats = experts.formats_of(device, dtype)
+    table = _collect(path, columns, rows, lambda row: (experts.experts_of(columns, row, formats), "graph"))
     ops = {op: seconds for (op, _), seconds in table.times_s.items() if isinstance(op, Experts)}
     if bad := experts.badly_tuned(ops, device, dtype):
         table.ignored["kernels at a third of the bandwidth or less"] = len(bad)

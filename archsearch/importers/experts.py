@@ -26,6 +26,8 @@ from archsearch.workload import DTYPE_BYTES
 
 MOE_DTYPES: Final = {"bfloat16": {"bfloat16": "", "w4a16_mxfp4": "mxfp4"}, "float8_e4m3fn": {"fp8_block": ""}}
 """Labels of the table and the experts' own format, by the dtype of the pass. Per-tensor fp8 is the badly tuned one."""
+BLACKWELL_DTYPES: Final = {"bfloat16": {"bfloat16": "", "w4a8_mxfp4_mxfp8": "mxfp4"}, "float8_e4m3fn": {"fp8_block": ""}}
+"""On Blackwell engines multiply MXFP4 weights with 8-bit activations, which its tensor cores do as they are."""
 GPT_OSS_HIDDEN: Final = 2880  # the only models whose experts are served in MXFP4 by that kernel
 GROUPED: Final = (7168, 256)  # hidden size and experts of models routed by groups
 LEAST_SHARE: Final = 0.35  # of the memory's bandwidth, in the slope of time over experts touched
@@ -88,9 +90,15 @@ def touched_by_rule(distribution: str, experts: int, top_k: int, tokens: int, ra
     return statistics.fmean(float((draw > 0).sum()) for draw in draws), statistics.fmean(float(draw.sum()) for draw in draws)
 
 
+def formats_of(device: Device, dtype: str) -> Mapping[str, str]:
+    """The experts' own format by label of the table, of the labels that engines serve on `device` in a pass in `dtype`."""
+    blackwell = str(device.compute_capability or "").startswith("1")
+    return (BLACKWELL_DTYPES if blackwell else MOE_DTYPES).get(dtype, {})
+
+
 def wanted(columns: Mapping[str, Sequence[Any]], dtype: str, framework: str, device: Device, compact: bool) -> list[int]:
     """The rows of a moe table that say what their labels say, for a pass in `dtype`."""
-    formats = MOE_DTYPES.get(dtype, {})
+    formats = formats_of(device, dtype)
     hopper = str(device.compute_capability or "").startswith("9")
     found = []
     for row, label in enumerate(columns["moe_dtype"]):
@@ -124,8 +132,8 @@ def _kept(shape: tuple[float, ...], columns: Mapping[str, Sequence[Any]], row: i
     )
 
 
-def experts_of(columns: Mapping[str, Sequence[Any]], row: int, dtype: str) -> Experts:
-    """The op that a row timed. Raises ValueError where its sizes make no sense."""
+def experts_of(columns: Mapping[str, Sequence[Any]], row: int, formats: Mapping[str, str]) -> Experts:
+    """The op that a row timed; `formats` as `formats_of` says. Raises ValueError where its sizes make no sense."""
     numbers = {}
     for name in ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"):
         value = columns[name][row]
@@ -141,7 +149,7 @@ def experts_of(columns: Mapping[str, Sequence[Any]], row: int, dtype: str) -> Ex
         experts=experts // ranks,
         pairs=max(1, round(pairs)),
         touched=max(1.0, round(touched, 2)),
-        format=MOE_DTYPES[dtype][str(columns["moe_dtype"][row])],
+        format=formats[str(columns["moe_dtype"][row])],
     )
 
 
