@@ -71,7 +71,8 @@ def main() -> int:
                 told = held_out(name, args.tables, args.seed)
             else:
                 with ProgressLine(device.key) as progress:
-                    profile = import_profile(name, data=args.tables, root=args.output, progress=progress)
+                    dtypes = ("bfloat16", "float8_e4m3fn") if "float8_e4m3fn" in device.flops_per_s else ("bfloat16",)
+                    profile = import_profile(name, data=args.tables, dtypes=dtypes, root=args.output, progress=progress)
                 folder = profile.folder or args.output
                 size = sum(path.stat().st_size for path in folder.iterdir())
                 print(f"{device.key}: {len(profile.rows)} rows, {size / 1e3:.0f} kB in {folder}")

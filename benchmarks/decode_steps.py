@@ -83,6 +83,10 @@ class Row:
         return int(hashlib.sha256(self.id.encode()).hexdigest(), 16) % 10 == 0
 
     @property
+    def device(self) -> str:
+        return {**DEVICES, "b200_sxm": "b200-sxm"}[self.system]
+
+    @property
     def arch(self) -> Architecture:
         return load(MODELS[self.model]).architecture
 
@@ -182,7 +186,7 @@ def server_terms(passes: ComposedPass, row: Row) -> Terms:
     arch, ranks = row.arch, row.ranks
     context = row.isl + row.osl // 2
     workload = Workload(1, context, ranks, row.dtype, "graph")
-    room = max_batch_size(arch, None, workload, load_device(DEVICES[row.system]))
+    room = max_batch_size(arch, None, workload, load_device(row.device))
     batch = max(1, min(row.concurrency, room))
     decode = [Part(batch, 1, context)]
 

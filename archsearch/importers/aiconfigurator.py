@@ -357,7 +357,7 @@ def read_experts(path: Path, device: Device, dtype: str, compact: bool = False) 
         for row in experts.wanted(columns, dtype, path.parts[-3], device, compact)
         if str(columns["version"][row]).startswith(version)
     ]
-    formats = experts.formats_of(device, dtype)
+    formats = experts.formats_of(device, dtype, path.parts[-3])
     table = _collect(path, columns, rows, lambda row: (experts.experts_of(columns, row, formats), "graph"))
     ops = {op: seconds for (op, _), seconds in table.times_s.items() if isinstance(op, Experts)}
     if bad := experts.badly_tuned(ops, device, dtype):
@@ -455,9 +455,10 @@ def import_tables(
 ) -> Profile:
     """The profile of `device` composed from the kernel tables; it has no folder yet.
 
-    `compact` keeps about 2,200 rows of a dtype from which the others can be told (provenance says how well); otherwise all rows
-    are kept, which makes a profile of about 60,000. Rows have one time each: `mode` graph (eager for eager all-reduce), `cache`
-    warm for GEMMs whose six weight copies fit the last-level cache.
+    `compact` keeps about 2,200 rows of a dtype from which the others can be told (provenance says how well), of further dtypes
+    those of the same shapes, and of experts and latent attention those of known targets (`importers.experts`); otherwise all
+    rows are kept, which makes a profile of about 60,000. Rows have one time each: `mode` graph (eager for eager all-reduce),
+    `cache` warm for GEMMs whose six weight copies fit the last-level cache.
     Raises: ArchsearchError for a device, framework or dtype without tables and for files that are broken or belong elsewhere.
     """
     from archsearch.importers.compact import COMPACT_ROWS, compress  # numpy: not on the way to --help
@@ -476,7 +477,7 @@ def import_tables(
     root, package_version = find_tables(data)
     system = root / SYSTEMS[device.key]
     versions = {kind: _pick_version(system, framework, kind) for kind in READERS}
-    planned = float(len(names) * sum(COMPACT_ROWS.values() if compact else [1]))
+    planned = float(sum(COMPACT_ROWS.values()) if compact else len(names))
     report = progress or silent
     done = 0
 
@@ -510,6 +511,7 @@ def import_tables(
         "frameworks_compared": {},
         "told_from_kept_rows": {},
     }
+    chosen: dict[str, set[Key]] = {}
     for dtype in names:
         tables: dict[str, Table] = {}
         for kind, (family, file, reader) in READERS.items():
@@ -525,7 +527,7 @@ def import_tables(
             lacking = "gemm" if not tables["gemm"].times_s else "decode"
             raise ArchsearchError(f"kernel table {tables[lacking].path} has no {dtype} rows; pass another --dtype or --framework")
         for kind, table in tables.items():
-            label = kind if len(names) == 1 else f"{kind} {dtype}"
+            label = kind if dtype == names[0] else f"{kind} {dtype}"
             found = table.times_s
             fast = [key for key, seconds in found.items() if _impossible(key[0], device, dtype, seconds)]
             times = {key: seconds for key, seconds in found.items() if key not in set(fast)}
@@ -537,7 +539,9 @@ def import_tables(
             if table.versions:
                 provenance["table_versions"][kind] = ", ".join(table.versions)
             provenance["kernel_sources"][label] = list(table.kernel_sources)
-            if compact and kind in COMPACT_ROWS:
+            if compact and kind in chosen:  # a further dtype: the shapes that were chosen for the first
+                times = {key: seconds for key, seconds in times.items() if key in chosen[kind]}
+            elif compact and kind in COMPACT_ROWS:
                 start = done
 
                 def tick(chosen: int, what: str = f"choosing {kind} rows", start: int = start) -> None:
@@ -545,6 +549,7 @@ def import_tables(
 
                 times, told = compress(kind, times, tick=tick)
                 done += COMPACT_ROWS[kind]
+                chosen[kind] = set(times)
                 provenance["told_from_kept_rows"][label] = told
             provenance["rows_kept"][label] = len(times)
             profile.add(

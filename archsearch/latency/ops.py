@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -59,6 +59,7 @@ each, so the gap of a launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5
 ELEMENTWISE_STD: Final = 0.30
 UNKNOWN_ELEMENTWISE_S: Final = (3e-6, 4.5e-6, 2.0)
 VERIFY_STD: Final = 0.25
+SHORT: Final = 16  # tokens of context that cost next to nothing
 STAND_INS_STD: Final = 0.30
 """Of kernels priced by others that move as much: grouped GEMMs reach 50 to 96 % of the bandwidth that plain ones reach."""
 
@@ -239,11 +240,10 @@ def op_of(row: Measurement) -> Any:
 
 def _regime(op: Op) -> str:
     """Which table of a GPU prices the op: attention of one token, of some against a cache and of a whole prompt are different."""
-    if not isinstance(op, Attention):
+    if not isinstance(op, Attention | LatentAttention):
         return op.kind
-    if not op.context:
-        return "prefill"
-    return "decode" if op.tokens == 1 else "verify"
+    regime = "prefill" if not op.context else "decode" if op.tokens == 1 else "verify"
+    return regime if isinstance(op, Attention) else f"latent_{regime}"
 
 
 class OpModel:
@@ -448,7 +448,9 @@ class OpModel:
     def _gpu_s(self, regime: str, ops: Sequence[Any], cold: bool) -> list[Answer]:
         """Seconds and stds of ops of one regime that were not measured."""
         table = self._tables.get((regime, "cold"))
-        if table is None and regime in ("experts", "latent_attention"):
+        if table is None and regime == "latent_verify" and ("latent_decode", "cold") in self._tables:
+            return [self._latent_s(op, cold) for op in ops]
+        if table is None and (regime == "experts" or regime.startswith("latent")):
             return [self._as_others(op, cold) for op in ops]
         if table is None and regime not in ("verify", "prefill"):
             raise MissingDataError(f"the profile has too few {regime} rows to price {ops[0]}; measure more of them")
@@ -468,6 +470,22 @@ class OpModel:
         parts = [self.op_s(part, cold) for part in stand_ins(op)]
         total = sum(seconds for seconds, _ in parts)
         return total, math.hypot(sum(seconds * std for seconds, std in parts) / total, STAND_INS_STD)
+
+    def _latent_s(self, op: LatentAttention, cold: bool) -> Answer:
+        """Latent attention of several tokens, of which nobody has rows.
+
+        The cache is read once, since all heads and tokens share one latent; projections take what they take for as many sequences
+        of hardly any context; arithmetic takes over where it is more than the cache's time.
+        """
+        last = op.keys() - 1
+        full, near, many = (
+            self.op_s(replace(op, batch=batch, tokens=1, context=context), cold)
+            for batch, context in ((op.batch, last), (op.batch, SHORT), (op.batch * op.tokens, SHORT))
+        )
+        peak = float((self._device.get("flops_per_s") or {}).get("bfloat16") or math.inf)
+        on_cache = max(0.0, full[0] - near[0])
+        computed = max(0.0, op.attention_flops() / (PEAK_SHARE * peak) - on_cache)
+        return full[0] + max(0.0, many[0] - near[0]) + computed, math.hypot(full[1], VERIFY_STD)
 
     def _attention_s(self, op: Attention, cold: bool) -> Answer:
         """Attention of several tokens of which there are no rows: as flash decoding runs it, or bound by arithmetic.

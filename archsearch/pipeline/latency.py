@@ -19,6 +19,7 @@ from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.attention import attention_words
 from archsearch.latency.composed import composable
+from archsearch.latency.experts import kernel_words
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.transfer import STEP_ERRORS, distance, same_generation
@@ -82,8 +83,9 @@ def choose_latency(
     """The latency model that answers, and the workload with everything chosen that was left open.
 
     The model is that of the profile named, or of the device's profile; where nobody profiled it, the kernels of a relative
-    carried over by the datasheets, and without a relative the datasheet roofline (each said so). Without a dtype: the one in
-    which the profile says that the target decodes fastest; a speed-up over a slower dtype is none. `drafter`: a kind whose rounds
+    carried over by the datasheets, and without a relative the datasheet roofline (each said so). Without a dtype: that of
+    quantised published weights, else the one in which the profile says that the target decodes fastest; a speed-up over a slower
+    dtype is none. `drafter`: a kind whose rounds
     the engine must run. Raises ArchsearchError where no number of devices holds the target, or the engine's version runs no such
     drafter, MissingDataError without a usable profile.
     """
@@ -92,6 +94,7 @@ def choose_latency(
     profile, device = _profile_and_device(asked)
     if asked.engine is None:
         asked = replace(asked, engine=default_engine(device, asked.mode))
+    asked = replace(asked, dtype=asked.dtype or _served_dtype(profile, device, target))
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
         source = _carried(device, mode, asked, drafter) or _roofline(device, mode, asked, drafter)
@@ -114,6 +117,14 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         if device.kind == "cpu":
             raise
     return None, device
+
+
+def _served_dtype(profile: Profile | None, device: Device, target: Architecture) -> str | None:
+    """The dtype of the target's published weights where they are quantised and `device` was measured in it, or has no profile."""
+    name = target.served_dtype
+    if not name or device.kind == "cpu" or name not in device.flops_per_s:
+        return None
+    return name if profile is None or any(dtype == name for dtype, _ in profile.combinations()) else None
 
 
 def _workload(asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode) -> Workload:
@@ -210,7 +221,7 @@ def _profiled(
         mode,
         device.threads,
         {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best, "mode": mode, "origin": profile.origin},
-        _words(profile, device, best, mode) + _engine_words(models[best], device, engine),
+        _words(profile, device, best, mode) + kernel_words(profile, target, best) + _engine_words(models[best], device, engine),
         engine,
         models[best].rounds,
     )
