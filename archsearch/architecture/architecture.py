@@ -137,8 +137,6 @@ class Architecture:
                 f"{self.num_experts} experts need moe_intermediate_size and num_experts_per_tok between 1 and as many, got "
                 f"{self.moe_intermediate_size} and {self.num_experts_per_tok}"
             )
-        if self.first_dense_layers > self.num_hidden_layers:
-            raise InvalidShapeError(f"first_dense_layers ({self.first_dense_layers}) is more than the layers there are")
 
     def _check_latent(self) -> None:
         if min(self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim) < 0:
@@ -179,7 +177,7 @@ class Architecture:
     @property
     def moe_layers(self) -> int:
         """Layers with experts; they come last."""
-        return self.num_hidden_layers - self.first_dense_layers if self.num_experts else 0
+        return max(0, self.num_hidden_layers - self.first_dense_layers) if self.num_experts else 0
 
     @property
     def kv_group_size(self) -> int:

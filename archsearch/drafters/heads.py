@@ -143,8 +143,8 @@ class Mtp(FeatureDrafter):
 
     @classmethod
     def lacking(cls, target: Architecture) -> str:
-        """No architecture that is modelled here comes with one: DeepSeek-V3, Qwen3-Next, GLM-4.5 do."""
-        return f"its checkpoint ({target.model_type}) holds no MTP layer"
+        """Of the architectures that are modelled here DeepSeek-V3's comes with one; Qwen3-Next's and GLM-4.5's do too."""
+        return "" if target.model_type == "deepseek_v3" else f"its checkpoint ({target.model_type}) holds no MTP layer"
 
 
 @dataclass(frozen=True)
