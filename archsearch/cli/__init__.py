@@ -2,6 +2,7 @@
 
 from archsearch.cli import (  # noqa: F401  (they register their commands)
     acceptance,
+    bench_serve,
     confirm,
     dashboard,
     demo,

@@ -14,9 +14,8 @@ from archsearch import __version__
 from archsearch.errors import ArchsearchError
 
 ORDER = (
-    "doctor", "profile", "engine", "search", "estimate", "traffic", "acceptance", "train", "confirm", "schedule", "export",
-    "report",
-    "dashboard", "list", "demo",
+    "doctor", "profile", "engine", "search", "estimate", "traffic", "bench-serve", "acceptance", "train", "confirm",
+    "schedule", "export", "report", "dashboard", "list", "demo",
 )  # fmt: skip
 
 

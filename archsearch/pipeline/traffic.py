@@ -38,6 +38,7 @@ class TrafficRequest:
     output_tokens: int = 256
     objective: Objective | None = None
     simulated: int = SIMULATED
+    mix: Mix | None = None  # instead of a file
 
 
 def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
@@ -71,6 +72,8 @@ def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
 
 
 def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
+    if request.mix is not None:
+        return request.mix, None
     given = [name for name, value in (("--workload", request.workload), ("--trace", request.trace)) if value is not None]
     given += ["--requests-per-second"] if request.rates else []
     if len(given) != 1:

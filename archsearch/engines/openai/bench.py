@@ -1,0 +1,163 @@
+"""Drive a server with a load: requests at their arrivals, or so many in flight; what was measured, request by request."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any, Final
+
+from archsearch.engines.openai.client import Answer, NoAnswer, OpenAIServer
+from archsearch.errors import RunFailed
+from archsearch.progress import Progress, silent
+
+MOST_IN_FLIGHT: Final = 512
+REFUSED: Final = 5  # requests in a row that a server refuses before it is given up
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: when (seconds after the start; None: as soon as one is done), with which prompt, how many tokens."""
+
+    arrival_s: float | None
+    prompt: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a load came to. Seconds; means over requests that were answered."""
+
+    requests: int
+    failed: int
+    tpot_s: float
+    tpot_median_s: float
+    ttft_s: float
+    ttft_median_s: float
+    ttft_p99_s: float
+    tokens_per_s: float
+    running: float  # requests that were between their first and last token, mean over time
+    tokens_per_piece: float  # about tau where a server hands over a round at a time
+    prompt_tokens: float
+    output_tokens: float
+
+
+def drive(
+    server: OpenAIServer,
+    asks: Sequence[Ask],
+    *,
+    in_flight: int | None = None,
+    temperature: float = 0.0,
+    kept: Callable[[Answer], None] = lambda answer: None,
+    progress: Progress = silent,
+) -> list[Answer]:
+    """Send `asks`; `in_flight`: at most so many at once. `kept` sees each answer as it ends.
+
+    Raises RunFailed when the server stops answering, or refuses one request after another; its `results` are the answers so far.
+    """
+    answers: list[Answer] = []
+    stopped = threading.Event()
+    try:
+        model = server.model()
+    except NoAnswer as error:
+        raise RunFailed(f"no server answers at {server.url} ({error})") from error
+    began = time.monotonic()
+
+    def one(ask: Ask) -> Answer | None:
+        if stopped.is_set():
+            return None
+        return server.complete(model, ask.prompt, ask.tokens, temperature, began)
+
+    with ThreadPoolExecutor(max_workers=min(in_flight or MOST_IN_FLIGHT, max(1, len(asks)))) as pool:
+        futures: list[Future[Answer | None]] = []
+        sender = threading.Thread(target=_send, args=(pool, asks, one, futures, (began, stopped)), daemon=True)
+        sender.start()
+        try:
+            _collect(server, asks, futures, sender, answers, kept, progress)
+        except RunFailed as error:
+            stopped.set()
+            error.results = list(answers)
+            raise
+        finally:
+            stopped.set()
+            sender.join(timeout=5.0)
+    return answers
+
+
+def _send(pool: Any, asks: Sequence[Ask], one: Any, futures: list[Any], clock: tuple[float, threading.Event]) -> None:
+    began, stopped = clock
+    for ask in asks:
+        wait = (ask.arrival_s or 0.0) - (time.monotonic() - began)
+        if wait > 0 and stopped.wait(wait):
+            return
+        if stopped.is_set():
+            return
+        futures.append(pool.submit(one, ask))
+
+
+def _collect(
+    server: OpenAIServer,
+    asks: Sequence[Ask],
+    futures: list[Future[Answer | None]],
+    sender: threading.Thread,
+    answers: list[Answer],
+    kept: Callable[[Answer], None],
+    progress: Progress,
+) -> None:
+    seen: set[int] = set()
+    refused = 0
+    while len(seen) < len(asks):
+        waiting = [future for number, future in enumerate(list(futures)) if number not in seen]
+        if not waiting:
+            time.sleep(0.005)
+            continue
+        numbers = {id(future): number for number, future in enumerate(list(futures))}
+        try:
+            ready = next(as_completed(waiting, timeout=0.05 if sender.is_alive() else None))
+        except TimeoutError:
+            continue
+        seen.add(numbers[id(ready)])
+        try:
+            answer = ready.result()
+        except NoAnswer as error:
+            raise RunFailed(
+                f"the server at {server.url} stopped answering after {len(answers)} of {len(asks)} requests ({error})"
+            ) from error
+        if answer is None:
+            continue
+        answers.append(answer)
+        kept(answer)
+        progress("requests", len(answers), len(asks))
+        refused = refused + 1 if answer.error else 0
+        if refused >= REFUSED:
+            raise RunFailed(
+                f"the server at {server.url} refuses requests: {answer.error}; {len(answers)} of {len(asks)} were sent"
+            )
+
+
+def summary(answers: Sequence[Answer]) -> Measured:
+    """The figures of a load. Raises RunFailed where no request was answered."""
+    good = [answer for answer in answers if not answer.error]
+    if not good:
+        raise RunFailed(f"none of {len(answers)} requests was answered" + (f": {answers[0].error}" if answers else ""))
+    long = [answer.tpot_s for answer in good if answer.tokens > 1] or [0.0]
+    ttft = sorted(answer.ttft_s for answer in good)
+    span = max(answer.done_s for answer in good) - min(answer.sent_s for answer in good)
+    pieces = sum(max(answer.pieces - 1, 0) for answer in good)
+    return Measured(
+        requests=len(answers),
+        failed=len(answers) - len(good),
+        tpot_s=statistics.fmean(long),
+        tpot_median_s=statistics.median(long),
+        ttft_s=statistics.fmean(ttft),
+        ttft_median_s=statistics.median(ttft),
+        ttft_p99_s=ttft[min(len(ttft) - 1, int(0.99 * len(ttft)))],
+        tokens_per_s=sum(answer.tokens for answer in good) / max(span, 1e-9),
+        running=sum(answer.done_s - answer.first_s for answer in good) / max(span, 1e-9),
+        tokens_per_piece=sum(answer.tokens - 1 for answer in good) / pieces if pieces else 1.0,
+        prompt_tokens=statistics.fmean(answer.prompt_tokens for answer in good),
+        output_tokens=statistics.fmean(answer.tokens for answer in good),
+    )

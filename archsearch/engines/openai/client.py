@@ -1,0 +1,133 @@
+"""One streamed completion of an OpenAI-compatible server, timed where it arrives. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from archsearch.errors import ArchsearchError
+
+
+class NoAnswer(Exception):
+    """The server cannot be reached, or was lost before it had answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request. Seconds since the run's start; `tokens` as the server counts them, else pieces of text that arrived;
+    `prompt_tokens` 0 where it does not say. `error`: why it failed, "" where it did not."""
+
+    sent_s: float
+    first_s: float
+    done_s: float
+    tokens: int
+    prompt_tokens: int
+    pieces: int
+    error: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per token after the first."""
+        return (self.done_s - self.first_s) / max(self.tokens - 1, 1)
+
+
+class OpenAIServer:
+    """A server at `url` (with or without /v1)."""
+
+    def __init__(self, url: str, timeout_s: float = 600.0) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ArchsearchError(f"{url!r} is no address of a server; write http://127.0.0.1:8000")
+        self.url, self.timeout_s, self._parts = url.rstrip("/"), timeout_s, parts
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
+
+    def model(self) -> str:
+        """The name of the first model that it serves. Raises NoAnswer, or ArchsearchError where it names none."""
+        try:
+            connection = self._connect()
+            connection.request("GET", f"{self._root}/v1/models")
+            response = connection.getresponse()
+            body = response.read()
+            connection.close()
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswer(_why(error)) from error
+        try:
+            return str(json.loads(body)["data"][0]["id"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise ArchsearchError(f"the server at {self.url} names no model on /v1/models ({response.status})") from None
+
+    def complete(self, model: str, prompt: str, tokens: int, temperature: float, began: float) -> Answer:
+        """Stream `tokens` tokens after `prompt`; times count from `began` (time.monotonic). Raises NoAnswer where it is lost;
+        what the server refuses is an Answer with its error."""
+        data = {
+            "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": temperature, "stream": True,
+            "ignore_eos": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        sent = time.monotonic() - began
+        try:
+            connection = self._connect()
+            connection.request("POST", f"{self._root}/v1/completions", json.dumps(data), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                words = response.read(400).decode("utf-8", "replace")
+                connection.close()
+                now = time.monotonic() - began
+                return Answer(sent, now, now, 0, 0, 0, f"status {response.status}: {' '.join(words.split())}")
+            answer = self._read(response, sent, began)
+            connection.close()
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswer(_why(error)) from error
+        return answer
+
+    def _read(self, response: http.client.HTTPResponse, sent: float, began: float) -> Answer:
+        first = done = 0.0
+        pieces, usage, finished = 0, {}, False
+        for event in _events(response):
+            if event == "[DONE]":
+                finished = True
+                break
+            try:
+                chunk = json.loads(event)
+            except ValueError:
+                continue
+            usage = chunk.get("usage") or usage
+            if any(choice.get("text") or choice.get("token_ids") for choice in chunk.get("choices") or []):
+                done = time.monotonic() - began
+                first = first or done
+                pieces += 1
+        if not finished:
+            raise NoAnswer("the stream ended before the answer did")
+        if not pieces:
+            now = time.monotonic() - began
+            return Answer(sent, now, now, 0, int(usage.get("prompt_tokens") or 0), 0, "an answer without any text")
+        tokens = int(usage.get("completion_tokens") or pieces)
+        return Answer(sent, first, done, tokens, int(usage.get("prompt_tokens") or 0), pieces)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind: Any = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        found: http.client.HTTPConnection = kind(self._parts.hostname, self._parts.port, timeout=self.timeout_s)
+        found.connect()
+        found.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return found
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[str]:
+    """The data of server-sent events."""
+    for line in response:
+        text = line.decode("utf-8", "replace").strip()
+        if text.startswith("data:"):
+            yield text[5:].strip()
+
+
+def _why(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,157 @@
+"""`archsearch bench-serve`: a running server under a load, with a draft and without, beside what is predicted of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from archsearch.engines.openai.bench import Ask, Measured, drive, summary
+from archsearch.engines.openai.client import Answer, OpenAIServer
+from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.files import write_json
+from archsearch.pipeline.estimate import EstimateRequest
+from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load
+from archsearch.progress import Progress, silent
+from archsearch.text.prompts import read_prompts
+from archsearch.traffic.lengths import Lengths
+from archsearch.traffic.mix import LoadPart, Mix
+from archsearch.traffic.simulation import poisson
+from archsearch.traffic.traces import read_trace
+
+WORDS: Final = (
+    "time people way water number day word part place year work name sound line home great small large world house school city "
+    "river stone light paper letter morning question answer reason point story table window market garden winter summer"
+).split()
+QUANTITIES: Final = ("tpot_s", "ttft_s", "tokens_per_s", "running")
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What `archsearch bench-serve` was asked. `server_url`: with the draft; `baseline_url`: the same target without; one of a
+    rate, a number in flight and a trace. `estimate`: the pair to predict, None: none. `output`: where results are kept."""
+
+    server_url: str
+    baseline_url: str | None = None
+    estimate: EstimateRequest | None = None
+    rate: float | None = None
+    concurrency: int | None = None
+    trace: Path | None = None
+    requests: int = 100
+    prompt_tokens: int = 512
+    output_tokens: int = 128
+    prompts: Path | None = None
+    temperature: float = 0.0
+    timeout_s: float = 600.0
+    output: Path = Path("bench-serve.json")
+    seed: int = 0
+
+
+def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str, Any]:
+    """Measure the server, its baseline where one is named, and predict both.
+
+    Raises ArchsearchError for a load that is none; RunFailed where a server stops answering: what was measured until then is in
+    `request.output`, and the message says so.
+    """
+    asks = load_of(request)
+    if request.output.parent != Path() and not request.output.parent.is_dir():
+        raise ArchsearchError(f"--output {request.output}: the folder {request.output.parent} does not exist")
+    told: dict[str, Any] = {
+        "load": _load_words(request, asks),
+        "text": "made up" if request.prompts is None else str(request.prompts),
+    }
+    measured: dict[str, Measured] = {}
+    for name, url in (("without", request.baseline_url), ("with_draft", request.server_url)):
+        if url is None:
+            continue
+        kept: list[Answer] = []
+        try:
+            answers = drive(
+                OpenAIServer(url, request.timeout_s), asks, in_flight=request.concurrency, temperature=request.temperature,
+                kept=_keep(request, told, name, kept), progress=progress,
+            )  # fmt: skip
+        except RunFailed as error:
+            write_json(request.output, {**told, "stopped": str(error), f"{name}_requests": [asdict(answer) for answer in kept]})
+            raise RunFailed(f"{error}; what was measured is kept in {request.output}") from error
+        measured[name] = summary(answers)
+        told[name] = asdict(measured[name])
+        told[f"{name}_requests"] = [asdict(answer) for answer in answers]
+    if "without" in measured:
+        told["speedup"] = measured["without"].tpot_s / max(measured["with_draft"].tpot_s, 1e-12)
+    if request.estimate is not None:
+        told["predicted"] = _predicted(request, request.estimate, measured)
+        told["relative_error"] = _errors(told["predicted"], measured)
+    write_json(request.output, told)
+    return {name: value for name, value in told.items() if not name.endswith("_requests")} | {"output": str(request.output)}
+
+
+def load_of(request: BenchRequest) -> list[Ask]:
+    """The requests in the order in which they are sent. Raises ArchsearchError unless one load is named."""
+    given = [name for name, value in (("--requests-per-second", request.rate), ("--concurrency", request.concurrency),
+                                      ("--trace", request.trace)) if value is not None]  # fmt: skip
+    if len(given) != 1:
+        raise ArchsearchError(
+            f"give one of --requests-per-second R, --concurrency N and --trace FILE, got {' and '.join(given) or 'none'}"
+        )
+    texts = [prompt.text for prompt in read_prompts(request.prompts)] if request.prompts is not None else None
+    rng = np.random.default_rng(request.seed)
+
+    def prompt(number: int, tokens: int) -> str:
+        if texts is not None:
+            return texts[number % len(texts)]
+        return f"{number}. " + " ".join(str(word) for word in rng.choice(WORDS, size=max(1, tokens - 3)))
+
+    if request.trace is not None:
+        found = list(read_trace(request.trace).requests[: request.requests])
+    elif request.rate is not None:
+        if not request.rate > 0:
+            raise ArchsearchError(f"--requests-per-second must be positive, got {request.rate:g}")
+        lengths = Lengths.of([request.prompt_tokens]), Lengths.of([request.output_tokens])
+        found = poisson(request.rate, request.requests, *lengths, seed=request.seed)
+    else:
+        return [Ask(None, prompt(i, request.prompt_tokens), request.output_tokens) for i in range(request.requests)]
+    return [Ask(each.arrival_s, prompt(i, each.prompt_tokens), each.output_tokens) for i, each in enumerate(found)]
+
+
+def _keep(request: BenchRequest, told: dict[str, Any], name: str, kept: list[Answer]) -> Callable[[Answer], None]:
+    """Write what was measured so far every 20 answers, so that a killed run loses few."""
+
+    def keep(answer: Answer) -> None:
+        kept.append(answer)
+        if len(kept) % 20 == 0:
+            write_json(request.output, {**told, "unfinished": True, f"{name}_requests": [asdict(each) for each in kept]})
+
+    return keep
+
+
+def _load_words(request: BenchRequest, asks: list[Ask]) -> str:
+    if request.concurrency is not None:
+        return f"{len(asks)} requests, {request.concurrency} in flight"
+    if request.trace is not None:
+        return f"{len(asks)} requests of {request.trace}"
+    return f"{len(asks)} requests, {request.rate:g} a second at random"
+
+
+def _predicted(request: BenchRequest, estimate: EstimateRequest, measured: dict[str, Measured]) -> dict[str, Any]:
+    """The pair under the load that was driven, at the lengths that the server counted."""
+    seen = measured["with_draft"]
+    prompt = Lengths.of([round(seen.prompt_tokens) or request.prompt_tokens])
+    output = Lengths.of([max(1, round(seen.output_tokens))])
+    rate = request.rate if request.trace is None else read_trace(request.trace).requests_per_s
+    part = LoadPart("load", 1.0, prompt, output, request.concurrency, rate if request.concurrency is None else None)
+    asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))
+    (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0))["drafts"]
+    (found,) = entry["parts"]
+    both = {"with_draft": found["drafting"] if found["gamma"] else found["off"], "without": found["plain"]}
+    return {"gamma": found["gamma"], "tau": found["tau"], "speedup": found["speedup"], "served": entry["served"], **both}
+
+
+def _errors(predicted: dict[str, Any], measured: dict[str, Measured]) -> dict[str, dict[str, float]]:
+    """Predicted over measured, less 1."""
+    return {
+        name: {what: predicted[name][what] / getattr(seen, what) - 1.0 for what in QUANTITIES if getattr(seen, what) > 0}
+        for name, seen in measured.items()
+    }

@@ -1,0 +1,70 @@
+"""`bench-serve` against small servers: what it measures, what it lays beside it, what it keeps when a server dies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import call, last_json, refused
+from tests.doubles.openai_server import openai_server
+
+FEW = ("--requests", "12", "--output-tokens", "21", "--prompt-tokens", "40")
+
+
+def test_with_a_draft_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with openai_server(step_s=0.02, per_piece=3) as drafting, openai_server(step_s=0.02) as plain:
+        servers = ("bench-serve", "--server-url", drafting, "--baseline-url", f"{plain}/v1")
+        result = last_json(call(*servers, "--concurrency", "4", *FEW, "--json"))
+    # 20 tokens after the first: 7 pieces against 20, 20 ms each
+    assert result["without"]["tpot_s"] == pytest.approx(0.02, rel=0.3)
+    assert result["speedup"] == pytest.approx(20 / 7, rel=0.3)
+    assert result["with_draft"]["tokens_per_piece"] == pytest.approx(20 / 7, rel=0.05)
+    assert result["with_draft"]["failed"] == 0 and result["with_draft"]["output_tokens"] == 21
+    assert result["with_draft"]["running"] < 4.0
+    kept = json.loads(Path("bench-serve.json").read_text())
+    assert len(kept["with_draft_requests"]) == len(kept["without_requests"]) == 12
+
+
+def test_beside_a_prediction(tmp_path: Path) -> None:
+    pair = ("--target", "llama-13b", "--draft", "wide-796m", "--gpu", "a100", "--alpha", "0.7", "--gamma", "3")
+    with openai_server() as url:
+        arguments = (
+            "bench-serve",
+            "--server-url",
+            url,
+            "--requests-per-second",
+            "40",
+            *FEW,
+            "--output",
+            str(tmp_path / "r.json"),
+        )
+        text = call(*arguments, *pair).stdout
+        result = last_json(call(*arguments, *pair, "--json"))
+    assert "predicted" in text and "gamma 3" in text and "made up" in text
+    assert result["predicted"]["gamma"] == 3 and set(result["relative_error"]) == {"with_draft"}
+    assert result["predicted"]["with_draft"]["tpot_s"] > 0
+
+
+def test_a_server_that_stops_answering(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    with openai_server(dies_after=5) as url:
+        words = refused("bench-serve", "--server-url", url, "--concurrency", "1", *FEW, "--output", str(path), "--json", code=1)
+    assert "stopped answering after 5 of 12 requests" in words and str(path) in words
+    kept = json.loads(path.read_text())
+    assert len(kept["with_draft_requests"]) == 5 and "stopped answering" in kept["stopped"]
+
+
+def test_servers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    nobody = ("bench-serve", "--server-url", "http://127.0.0.1:9", "--json")
+    assert "no server answers" in refused(*nobody, "--concurrency", "2", code=1)
+    with openai_server(refuses=True) as url:
+        words = refused("bench-serve", "--server-url", url, "--concurrency", "2", *FEW, "--json", code=1)
+    assert "refuses requests: status 400" in words and "max_tokens is too large" in words
+    assert "no address" in refused("bench-serve", "--server-url", "ftp://x", "--concurrency", "2", "--json")
+    assert "give one of" in refused(*nobody)
+    assert "must be positive" in refused(*nobody, "--requests-per-second", "-2")
+    assert "give both --target and --draft" in refused(*nobody, "--concurrency", "2", "--target", "llama-13b")
