@@ -42,6 +42,8 @@ lint: install
 docs: install
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_engines.py
+	$(PIP) install -c constraints.txt --group docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 clean:
-	rm -rf $(VENV) runs demo-out
+	rm -rf $(VENV) runs demo-out build
