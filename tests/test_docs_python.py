@@ -49,7 +49,8 @@ def test_every_documented_command_is_one(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)
     words = words[words.index("archsearch") + 1 :]
     command: click.Command = main
-    context = click.Context(main, info_name="archsearch")
+    # With the group's own settings: a command keeps the help option of the first context that asks it.
+    context = click.Context(main, info_name="archsearch", **main.context_settings)
     while isinstance(command, click.Group) and words:
         name = words.pop(0)
         assert name in command.commands, f"{page}: no command {name!r} in: {line}"
