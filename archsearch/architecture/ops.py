@@ -180,8 +180,11 @@ class PassOps:
 
 
 def shard_size(size: int, ranks: int, what: str) -> int:
-    """One rank's share of heads or FFN columns; `what` names them in the InvalidShapeError where they do not divide."""
-    if size % ranks:
+    """One rank's share of heads or FFN columns; `what` names them in the InvalidShapeError where they do not divide. Of arrays
+    (`architecture.grid`), which were checked before, it is not asked whether they divide."""
+    if ranks == 1:
+        return size
+    if isinstance(size, int) and size % ranks:
         raise InvalidShapeError(f"{what} ({size}) does not divide by tensor_parallel={ranks}")
     return size // ranks
 
@@ -191,6 +194,10 @@ def shard_kv_heads(heads: int, ranks: int) -> int:
 
     Raises InvalidShapeError where heads and ranks do not divide one another.
     """
+    if ranks == 1:
+        return heads
+    if not isinstance(heads, int):  # an array (`architecture.grid`)
+        return (heads // ranks).clip(1)
     if max(heads, ranks) % min(heads, ranks):
         raise InvalidShapeError(f"num_key_value_heads ({heads}) and tensor_parallel={ranks} do not divide one another")
     return max(1, heads // ranks)

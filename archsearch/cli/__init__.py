@@ -3,6 +3,7 @@
 from archsearch.cli import (  # noqa: F401  (they register their commands)
     acceptance,
     bench_serve,
+    compare,
     confirm,
     dashboard,
     demo,
@@ -17,6 +18,7 @@ from archsearch.cli import (  # noqa: F401  (they register their commands)
     search,
     traffic,
     train,
+    worker,
 )
 from archsearch.cli.app import main
 

@@ -15,7 +15,7 @@ from archsearch.errors import ArchsearchError
 
 ORDER = (
     "doctor", "profile", "engine", "search", "estimate", "traffic", "bench-serve", "acceptance", "train", "confirm",
-    "schedule", "export", "report", "dashboard", "list", "demo",
+    "schedule", "export", "report", "compare", "dashboard", "worker", "list", "demo",
 )  # fmt: skip
 
 

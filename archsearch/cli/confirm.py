@@ -89,7 +89,9 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     from archsearch.pipeline import EngineChoice, LoadRequest, SearchSession, confirm_load, confirm_rank
     from archsearch.report.terminal.confirm import confirm_text
     from archsearch.report.terminal.load import load_text
+    from archsearch.runs.lock import run_lock
 
+    click.get_current_context().with_resource(run_lock(run, "archsearch confirm"))
     choice = EngineChoice(**{name: options.pop(name) for name in EngineChoice.__dataclass_fields__})
     if bool(choice.server_url) != bool(choice.baseline_url):
         raise ArchsearchError(

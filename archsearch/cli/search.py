@@ -15,6 +15,15 @@ from archsearch.errors import ArchsearchError
 from archsearch.workload import WorkloadRequest
 
 
+def goals(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """`speedup,kv_bytes` -> their names, checked."""
+    if value is None:
+        return ()
+    from archsearch.search.pareto import check_goals
+
+    return check_goals([name.strip() for name in value.split(",") if name.strip()])
+
+
 @main.command()
 @click.option("--target", required=True, metavar="T", help="Catalogue name, folder with config.json (and weights), or hub id.")
 @common
@@ -26,7 +35,13 @@ from archsearch.workload import WorkloadRequest
     metavar="F",
     help="Kind of drafter: independent, eagle3, ngram, ... (repeat; default: all that the engine runs if nothing is trained).",
 )
-@click.option("--trials", default=300, show_default=True, type=click.IntRange(min=1), help="Distinct shapes to score.")
+@click.option(
+    "--trials",
+    default=300,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Distinct shapes to score; where all of a space are scored, to record.",
+)
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -72,10 +87,31 @@ from archsearch.workload import WorkloadRequest
     "of its own.",
 )
 @click.option(
+    "--sampler",
+    type=click.Choice(["auto", "walk", "tpe", "nsga2", "gp", "cmaes", "random"]),
+    default="auto",
+    show_default=True,
+    help="auto scores every shape where the space allows that (up to 5 million combinations) and walks elsewhere.",
+)
+@click.option(
+    "--workers",
+    default=0,
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Processes that score; others may join with `archsearch worker` (default: this one alone, and none may).",
+)
+@click.option(
     "--run",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="Run folder; continues what it holds.",
+)
+@click.option(
+    "--pareto",
+    metavar="GOALS",
+    callback=goals,
+    help="The set that no other draft beats in all of: speedup, training_cost, parameters, kv_bytes, memory, draft_s "
+    "(two or more, with commas).",
 )
 @click.option("--seed", default=0, show_default=True)
 @click.option("--top", default=5, show_default=True, type=click.IntRange(min=1), help="How many candidates to write.")

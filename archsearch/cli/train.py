@@ -47,6 +47,9 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
     archsearch train runs/demo --family eagle3 --gamma 3 --budget 10m
     archsearch train runs/demo --family medusa --budget 2m
     """
+    from archsearch.runs.lock import run_lock
+
+    click.get_current_context().with_resource(run_lock(run, "archsearch train"))
     if family == "independent":
         named = [name for name, value in of_head.items() if value is not None]
         if named:

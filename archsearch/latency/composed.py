@@ -216,8 +216,8 @@ class ComposedPass:
         return math.exp(float(np.interp(math.log(op.elements), rows[0], rows[1])))
 
 
-def sync_waits(all_reduces: int, ranks: int) -> float:
-    """How often a pass pays for ranks that wait for the slowest: all-reduces x (1 - 1 / ranks)."""
+def sync_waits(all_reduces: Any, ranks: int) -> Any:
+    """How often a pass pays for ranks that wait for the slowest: all-reduces x (1 - 1 / ranks); of an array an array."""
     return all_reduces * (1.0 - 1.0 / ranks)
 
 

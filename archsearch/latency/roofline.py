@@ -10,7 +10,7 @@ on large layers and 25-50 % on small ones. It is there so that a question is ans
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Op, PassOps, forward_ops
@@ -71,10 +71,10 @@ class RooflineLatency(LatencyOfRounds):
         return Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")
 
     @staticmethod
-    def _host_s(layers: int, all_reduces: int) -> float:
-        """Host time of an eager pass (published, see constants.yaml)."""
+    def _host_s(layers: Any, all_reduces: Any) -> Any:
+        """Host time of an eager pass (published, see constants.yaml); of arrays of either (`latency.grid`) an array."""
         known = constants()["eager"]
-        return float(known["pass_s"] + layers * known["layer_s"] + all_reduces * known["all_reduce_s"])
+        return known["pass_s"] + layers * known["layer_s"] + all_reduces * known["all_reduce_s"]
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target."""

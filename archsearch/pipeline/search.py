@@ -15,10 +15,13 @@ from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows,
 from archsearch.pipeline.family_results import asked_heads, climbing_share, family_results, train_heads, with_replays
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
 from archsearch.pipeline.next_steps import next_steps
+from archsearch.pipeline.pareto import write_pareto
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.text_verdict import text_verdict
+from archsearch.pipeline.workers import workers_beside
 from archsearch.progress import ProgressLine, human_time, say
+from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
 from archsearch.search import study
@@ -36,9 +39,10 @@ def search(request: SearchRequest) -> dict[str, Any]:
     """
     start = time.monotonic()
     session = SearchSession.start(request)
-    if not request.confirm:
-        return rank_only(session)
-    return climb_search(session, start) if request.climb else finalist_search(session)
+    with run_lock(session.run.path, "archsearch search"):
+        if not request.confirm:
+            return rank_only(session)
+        return climb_search(session, start) if request.climb else finalist_search(session)
 
 
 def rank_only(session: SearchSession) -> dict[str, Any]:
@@ -97,9 +101,15 @@ def write_ranked(session: SearchSession, trained: Sequence[TrainedDraft], ranked
 
 def rung_zero(session: SearchSession) -> study.SearchResult:
     """The studies over all shapes of each family, scored without training any, as one result."""
-    spaces = session.families.spaces
+    storage = session.request.storage or str(session.run.storage_file)
+    with workers_beside(session, storage):
+        return score_spaces(session)
+
+
+def score_spaces(session: SearchSession) -> study.SearchResult:
+    """`rung_zero` in this process, beside whoever scores along."""
     with ProgressLine("search") as line:
-        return study.merged([_study_of(session, space, line) for space in spaces])
+        return study.merged([_study_of(session, space, line) for space in session.families.spaces])
 
 
 def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) -> study.SearchResult:
@@ -118,6 +128,7 @@ def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) ->
         storage=request.storage or session.run.storage_file,
         about=session.about(),
         progress=progress,
+        how=study.How(request.sampler, shared=request.workers > 0),
     )
 
 
@@ -133,6 +144,7 @@ def outcome(
     session: SearchSession, result: study.SearchResult, ranked: Sequence[Score], confirmed: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """What `search` returns; writes the report."""
+    pareto = write_pareto(session, result.best) if session.request.pareto else None
     report = write_report(session.run, session)
     groups = session.scorer.indistinguishable(ranked)
     return {
@@ -152,10 +164,13 @@ def outcome(
         "left_out": list(session.families.left_out),
         "trials": result.finished,
         "invalid": result.invalid,
+        "scored": [space.to_dict() for space in result.spaces],
         "best": [score.to_dict() for score in ranked],
         "rivals": [rival.to_dict() for rival in rivals(session.scorer, result.best)] if not session.request.confirm else [],
         "next": [] if confirmed else [step.to_dict() for step in next_steps(session, result.best)],
         "indistinguishable": [[s.rank for s in group] for group in groups],
+        "cheapest": [min(group, key=lambda score: score.parameters).rank for group in groups],
+        "pareto": pareto,
         "confirmed": list(confirmed),
         "report": str(report),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +25,9 @@ from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_la
 from archsearch.pipeline.serving import with_engine
 from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
+from archsearch.search.samplers import AUTO, Sampler
 from archsearch.search.space import Limits, SearchSpace, load_space
+from archsearch.search.storage import without_password
 from archsearch.speedup import MAX_GAMMA
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.text.sketch_file import load_sketch, save_sketch
@@ -40,7 +41,8 @@ class SearchRequest:
     """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine, after `finalists` drafts were
     trained; 0 ends with the ranking. `domain`: "" for one that follows from the rest (`settled`). `climb`: short
     trainings decide which shapes are trained in full, and `time_budget_s` holds everything. `families`: of drafters; none named:
-    all that the engine runs where nothing is trained, else independent drafts."""
+    all that the engine runs where nothing is trained, else independent drafts. `sampler`: see `search.study.How`; `workers`:
+    processes that score, 0: this one only, and none may join; `pareto`: goals of a set (`search.pareto`)."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
@@ -63,6 +65,9 @@ class SearchRequest:
     max_gamma: int = MAX_GAMMA
     climb: bool = False
     families: tuple[str, ...] = ()
+    sampler: Sampler = AUTO
+    workers: int = 0
+    pareto: tuple[str, ...] = ()
 
     @property
     def engine(self) -> str:
@@ -116,7 +121,7 @@ class SearchRequest:
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
-        free = ("run", "profile", "climb")
+        free = ("run", "profile", "climb", "workers", "pareto")
         asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
         flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
         flat["storage"] = without_password(self.storage)
@@ -297,11 +302,6 @@ def _asked_text(request: SearchRequest, run: Run) -> AskedText:
         sketch = sketch_of_set(load_prompt_set(request.prompts, request.heldout))
         save_sketch(sketch, run.path)
     return AskedText(sketch, request.domain)
-
-
-def without_password(storage: str | None) -> str | None:
-    """A storage's URL as it may be written down: `mysql://me:secret@host/db` without the secret."""
-    return None if storage is None else re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage)
 
 
 def default_space(target: Architecture) -> str:

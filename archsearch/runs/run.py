@@ -33,8 +33,8 @@ SCHEMA_VERSION: Final = 1
 RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it
 # Arguments that a continued run may change: they say how far to go, not what is searched.
 FREE_ARGUMENTS: Final = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
-# Arguments that run folders of version 0.1.0 do not record: nobody can say what they were.
-UNRECORDED: Final = ("storage",)
+# Arguments that run folders of earlier versions do not record: nobody can say what they were.
+UNRECORDED: Final = ("storage", "sampler", "memory_fraction")
 _REQUIRED: Final = ("schema_version", "created", "arguments", "code", "packages", "device", "profile", "space", "seed")
 
 

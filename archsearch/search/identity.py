@@ -29,7 +29,7 @@ DIGITS: Final = 6  # of the witness: sums differ in the last digits from machine
 
 def identity_of(space: SearchSpace, scorer: Scorer, about: Mapping[str, Any]) -> dict[str, Any]:
     """Everything a score in this search depends on, as JSON. `about`: what the caller knows besides (profile, engine)."""
-    context = scorer.context
+    context, witness = scorer.context, _witness(space, scorer)  # asked first: an estimator may learn its target by being asked
     data = {
         "space": {**space.to_dict(), "draft_ranks": space.draft_ranks, "longest": space.longest},
         "target": scorer.target.to_dict(),
@@ -43,7 +43,7 @@ def identity_of(space: SearchSpace, scorer: Scorer, about: Mapping[str, Any]) ->
         "limits": asdict(scorer.limits),
         "target_correlation": scorer.target_correlation,
         "about": dict(about),
-        "witness": _witness(space, scorer),
+        "witness": witness,
     }
     return json.loads(json.dumps(data, default=str))  # as it will be read back: tuples are lists
 
@@ -60,6 +60,8 @@ def open_study(storage: str | BaseStorage, prefix: str, identity: Mapping[str, A
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     name = study_name(prefix, identity)
     study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True, **options)
+    if [direction.name for direction in study.directions] != ["MAXIMIZE"]:
+        raise ArchsearchError(f"study {name} in the storage has another objective; use another --storage")
     found = study.user_attrs.get(ATTRIBUTE)
     if found is None:
         study.set_user_attr(ATTRIBUTE, dict(identity))

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -58,6 +59,7 @@ CONSTRAINTS: Final = ("max_parameters", "max_memory", "attention_width")
 TOP_LEVEL: Final = ("description", "dimensions", "ffn_multiple", "constraints", "family", "drafter")
 # Relative hidden sizes are rounded to this, so that heads and kernels find something to divide.
 HIDDEN_MULTIPLE: Final = 32
+CHECKED: Final = 1_000_000  # combinations of choices that are looked at for a valid one
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +263,9 @@ class SearchSpace:
                 yield shape
 
     def check(self, target: Architecture) -> None:
-        """Raise ArchsearchError where no shape is valid for this target, with the commonest reason."""
-        if next(self.enumerate(target), None) is not None:
+        """Raise ArchsearchError where no shape is valid for this target, with the commonest reason. Of more than CHECKED
+        combinations as many are drawn at random."""
+        if next(self._some(target), None) is not None:
             return
         indices = itertools.product(*(range(len(dimension.choices)) for dimension in self.dimensions(target)))
         shapes = (self.build(choice, target) for choice in itertools.islice(indices, 10_000))
@@ -270,6 +273,18 @@ class SearchSpace:
         limit = self.limits(target).max_parameters
         reason = max(set(reasons), key=reasons.count) if reasons else f"all have more than max_parameters ({limit:,})"
         raise ArchsearchError(f"space {self.name} allows no valid shape for this target: {reason}; widen its dimensions")
+
+    def _some(self, target: Architecture) -> Iterator[Draft]:
+        """Valid shapes within max_parameters: all, or of a space that is too large for that those of CHECKED random choices."""
+        if self.size(target) <= CHECKED:
+            yield from self.enumerate(target)
+            return
+        limit, rng = self.limits(target).max_parameters, random.Random(0)
+        lengths = [len(dimension.choices) for dimension in self.dimensions(target)]
+        for _ in range(CHECKED):
+            shape = self.build(tuple(rng.randrange(length) for length in lengths), target)
+            if not isinstance(shape, InvalidShape) and (limit is None or as_drafter(shape).parameters() <= limit):
+                yield shape
 
     # -- moving about -------------------------------------------------------------------------------------------------------
 
@@ -385,22 +400,12 @@ def list_spaces() -> dict[str, Path]:
 
 def load_space(name_or_path: str | Path) -> SearchSpace:
     """A space by its name or from a YAML file. What is wrong in it is one line: the file, the key and what is allowed."""
-    import yaml
-
     known = list_spaces()
     path = known.get(str(name_or_path)) or Path(name_or_path)
     if not path.is_file():
         names = ", ".join(known) or "(none)"
         raise ArchsearchError(f"no search space called {str(name_or_path)!r}; use one of {names} or a YAML file")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise ArchsearchError(f"{path}:{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(f"cannot read search space {path}: {error}") from error
-    return SearchSpace.from_dict(data, path.stem, str(path))
+    return SearchSpace.from_dict(checked.read_yaml(path), path.stem, str(path))
 
 
 def _target_value(name: str, target: Architecture) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
@@ -18,6 +19,48 @@ _FRACTION: Final = re.compile(r"^(\d+(?:\.\d+)?)x$")
 _MEMORY: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)$")
 
 Value = int | float | str | bool
+MOST_CHOICES: Final = 4096  # of one dimension
+LARGEST: Final[Mapping[str, int]] = {"num_hidden_layers": 1024, "": 10_000_000}
+MOST_NODES: Final = 20_000  # of a file once its aliases are written out
+MOST_BYTES: Final = 1_000_000
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file: plain values only (no Python tags), and no more of them than a person writes, aliases written
+    out. What is wrong is one line with the file and the line."""
+    import yaml
+
+    try:
+        size = path.stat().st_size
+        data = None if size > MOST_BYTES else yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        said = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ArchsearchError(f"{path}:{line} is not YAML: {said}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchsearchError(f"cannot read search space {path}: {error}") from error
+    except (RecursionError, ValueError) as error:  # nested thousands deep; a date or number that is none
+        raise ArchsearchError(f"{path} is not YAML that can be read: {type(error).__name__}") from None
+    if size > MOST_BYTES:
+        raise ArchsearchError(f"{path} has {size:,} bytes; a search space has at most {MOST_BYTES:,}")
+    if _nodes(data, {}, set()) > MOST_NODES:
+        raise ArchsearchError(f"{path} has more than {MOST_NODES:,} values once its aliases are written out; write it without")
+    return data
+
+
+def _nodes(data: Any, counted: dict[int, int], open_: set[int]) -> int:
+    """Values in `data`, those of an alias wherever it stands; of one that holds itself more than any file may have."""
+    if not isinstance(data, dict | list):
+        return 1
+    if id(data) in open_:
+        return MOST_NODES + 1
+    if id(data) not in counted:
+        open_.add(id(data))
+        parts = data.values() if isinstance(data, dict) else data
+        counted[id(data)] = 1 + sum(_nodes(part, counted, open_) for part in parts)
+        open_.discard(id(data))
+    return counted[id(data)]
 
 
 def expect_mapping(data: Any, where: str, what: str) -> None:
@@ -65,12 +108,19 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
         low, high, step = (raw.get(name, default) for name, default in (("min", None), ("max", None), ("step", 1)))
         if any(not isinstance(x, int) or isinstance(x, bool) or x < 1 for x in (low, high, step)) or low > high:
             raise ArchsearchError(f"{label} needs whole numbers 0 < min <= max and step > 0, got {dict(raw)}")
+        count = (high - low) // step + 1
+        if count > MOST_CHOICES:
+            raise ArchsearchError(f"{label} has {count:,} choices, at most {MOST_CHOICES:,} are allowed; give a larger step")
         raw = list(range(low, high + 1, step))
     if not isinstance(raw, list):
         raw = [raw]
     if not raw:
         raise ArchsearchError(f"{label} is empty; give at least one choice")
+    if len(raw) > MOST_CHOICES:
+        raise ArchsearchError(f"{label} has {len(raw):,} choices, at most {MOST_CHOICES:,} are allowed")
     for value in raw:
+        if is_number(value) and value > LARGEST.get(key, LARGEST[""]):
+            raise ArchsearchError(f"{label}: {value} is too large; at most {LARGEST.get(key, LARGEST['']):,}")
         if key == "window_pattern":
             valid, allowed = isinstance(value, str) and bool(value) and set(value) <= {"L", "S"}, "text made of L and S"
         elif key == "tie_word_embeddings":

@@ -1,5 +1,6 @@
-"""The journal file of a study, made to outlive a SIGKILL.
+"""Where studies are kept: a journal file, a database, Optuna's gRPC proxy; what goes wrong there in one line.
 
+The journal file is made to outlive a SIGKILL.
 Optuna's own lock is a symbolic link, which a killed process leaves behind. Its owner is then waited for for 30 s; and where the
 journal was named by a relative path, the link points nowhere, its age cannot be read, and the wait never ends. The lock here is
 the kernel's (flock), which dies with its process.
@@ -8,7 +9,24 @@ the kernel's (flock), which dies with its process.
 from __future__ import annotations
 
 import os
-from typing import IO, Any
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from archsearch.errors import ArchsearchError
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+GRPC: Final = "grpc://"
+GRPC_PORT: Final = 13000
+GRPC_TIMEOUT_S: Final = 20.0
+MAKING_TRIES: Final = 10
+MAKING_S: Final = 0.5
 
 
 class FileLock:
@@ -46,6 +64,98 @@ class FileLock:
         elif self._handle is not None:
             self._handle.close()  # which unlocks
             self._handle = None
+
+
+def without_password(storage: str | None) -> str | None:
+    """A storage's URL as it may be written down: `mysql://me:secret@host/db` without the secret."""
+    return None if storage is None else re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage)
+
+
+@contextmanager
+def storage_errors(storage: str | Path) -> Iterator[None]:
+    """What a storage raises as one line: it cannot be reached, its driver is missing, it has another schema."""
+    name = without_password(str(storage))
+    try:
+        yield
+    except ArchsearchError:
+        raise
+    except OSError as error:
+        raise ArchsearchError(f"cannot open storage {name}: {error.strerror or error}; choose another --storage") from error
+    except ImportError as error:
+        missing = error.name or str(error)
+        raise ArchsearchError(f"storage {name} needs the Python package {missing}; install it (pip install {missing})") from error
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        raise ArchsearchError(f"storage {name} {reason}") from error
+
+
+def _reason(error: Exception) -> str | None:
+    """What is wrong with a storage; None for an error that is none of a storage's."""
+    kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    said = " ".join(str(getattr(error, "orig", None) or error).split())
+    said = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", said)[:200]
+    if "no longer compatible" in said or "alembic" in said or "schema" in said.lower():
+        return "has the schema of another version of Optuna; make a new one, or: optuna storage upgrade --storage URL"
+    if "grpc" in kinds:
+        return "does not answer: is `optuna.storages.run_grpc_proxy_server` running there, and its port open?"
+    if "no such table" in said or ("does not exist" in said and "relation" in said) or "no such column" in said:
+        return f"is a database of something else ({said}); name an empty one"
+    if "sqlalchemy" in kinds or "optuna" in kinds:
+        return f"cannot be used ({said}); is it running, and are name and password right?"
+    return None
+
+
+def open_storage(where: str | Path) -> BaseStorage:
+    """An Optuna storage: of a URL (`sqlite:///x.db`, `postgresql+psycopg2://...`), `grpc://host:port` of Optuna's proxy, anything
+    else the path of a journal file. Raises ArchsearchError where it cannot be used, in one line."""
+    text = str(where)
+    if text.startswith(GRPC):
+        return _grpc(text)
+    if "://" in text:
+        with storage_errors(text):
+            return _database(text)
+    from optuna.storages import JournalStorage
+
+    try:
+        Path(text).parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(text)
+        drop_torn_line(text, lock)
+        return JournalStorage(journal_backend(text, lock))
+    except OSError as error:
+        raise ArchsearchError(f"cannot write {text}: {error.strerror or error}; choose a folder you can write to") from error
+
+
+def _database(url: str) -> BaseStorage:
+    """A database's storage. Of several processes that open an empty one together, all but the first find its tables half made."""
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+    for attempt in range(MAKING_TRIES):
+        try:
+            return RDBStorage(url)
+        except (IntegrityError, OperationalError, ProgrammingError) as error:
+            if "already exists" not in str(error) or attempt + 1 == MAKING_TRIES:
+                raise
+            time.sleep(MAKING_S)
+    raise AssertionError("not reached")
+
+
+def _grpc(text: str) -> BaseStorage:
+    host, _, port = text.removeprefix(GRPC).strip("/").partition(":")
+    if not host or (port and not port.isdigit()):
+        raise ArchsearchError(f"storage {text} is no address of a proxy; write grpc://host:{GRPC_PORT}")
+    with storage_errors(text):
+        from optuna.storages import GrpcStorageProxy
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls it experimental
+            proxy = GrpcStorageProxy(host=host, port=int(port or GRPC_PORT))
+        wait = getattr(proxy, "wait_server_ready", None)
+        if wait is not None:
+            wait(timeout=GRPC_TIMEOUT_S)
+    return proxy
 
 
 def journal_backend(path: str, lock: FileLock) -> Any:

@@ -1,7 +1,8 @@
 """The search itself: a walk proposes shapes, the scorer answers, Optuna keeps the record. Knows no models.
 
-`--trials` counts distinct shapes. Every trial says in `origin` how its shape came up (`archsearch.search.walk`): at the `start`,
-as a `neighbour` of one that was good, at `random`, or as one of the `rest` of a small space.
+`--trials` counts distinct shapes. Every trial says in `origin` how its shape came up: `exact`, as one of a space of which all
+shapes were scored (`archsearch.search.exact`), or on a walk (`archsearch.search.walk`): at the `start`, as a `neighbour` of one
+that was good, at `random`, or as one of the `rest` of a small space.
 
 The record is a memory, nothing else: a search that was stopped and continued walks the same way again, takes from the record what
 was scored before and scores the rest. So it ends as if it had never stopped, and a storage never changes an answer. Each finished
@@ -10,25 +11,30 @@ trial is written at once: Ctrl-C and kill lose the shape in flight only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.search.claims import GRACE_S, Claims, Task
+from archsearch.search.exact import Ranking, exact_grid, rank_all
 from archsearch.search.identity import identity_of, open_study
 from archsearch.search.objective import Score, Scorer
+from archsearch.search.samplers import AUTO, Sampler, walk_of
 from archsearch.search.space import SearchSpace
+from archsearch.search.storage import open_storage, storage_errors
 from archsearch.search.walk import Candidate, Walk
 
 if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
 STUDY: Final = "archsearch"  # studies of searches and of climbs, each with the digest of what it is about
 CLIMB_STUDY: Final = "archsearch-climb"
+EXACT_GENERATION: Final = 64  # shapes of a ranking that are scored one by one together
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +46,48 @@ class SearchProgress:
     best: Score | None
 
 
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a space is searched. `sampler`: `auto` scores all of it where that is possible and walks elsewhere. `shared`: other
+    processes may search along in the same storage (`search.claims`), one that is silent for `grace_s` is taken for dead."""
+
+    sampler: Sampler = AUTO
+    shared: bool = False
+    grace_s: float = GRACE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """How many shapes of a space were scored. `exact`: all there are, so that the best of them is the best of the space, and the
+    trials are some of them."""
+
+    space: str
+    shapes: int
+    exact: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"space": self.space, "shapes": self.shapes, "exact": self.exact}
+
+    def words(self) -> str:
+        """`all 98,640 shapes of space wide-shallow scored`"""
+        return f"{'all ' if self.exact else ''}{self.shapes:,} shapes of space {self.space} scored"
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """What a search found. `best`: distinct feasible scores, best first, ranked; `trials`: one row per trial, as in
-    trials.csv."""
+    trials.csv; `spaces`: how much of each space was scored; `scored_here`: trials that this process scored, where
+    several do."""
 
     best: list[Score]
     trials: list[dict[str, Any]]
+    spaces: tuple[Scored, ...] = ()
+    scored_here: int = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether every shape of every space was scored."""
+        return bool(self.spaces) and all(space.exact for space in self.spaces)
 
     @property
     def finished(self) -> int:
@@ -57,42 +98,57 @@ class SearchResult:
         return sum(row["state"] == "PRUNED" for row in self.trials)
 
 
-def open_storage(where: str | Path) -> str | BaseStorage:
-    """An Optuna storage: a URL as it is (`sqlite:///x.db`), anything else the path of a journal file."""
-    text = str(where)
-    if "://" in text:
-        return text
-    from optuna.storages import JournalStorage
-
-    from archsearch.search.storage import FileLock, drop_torn_line, journal_backend
-
-    try:
-        Path(text).parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(text)
-        drop_torn_line(text, lock)
-        return JournalStorage(journal_backend(text, lock))
-    except OSError as error:
-        raise ArchsearchError(f"cannot write {text}: {error.strerror or error}; choose a folder you can write to") from error
-
-
 class _Record:
     """Scored shapes of one search as Optuna trials: those the storage holds, and the place where new ones go."""
 
-    def __init__(self, space: SearchSpace, scorer: Scorer, study: Study | None) -> None:
+    def __init__(self, space: SearchSpace, scorer: Scorer, study: Study | None, how: How) -> None:
         self.scorer, self.study = scorer, study
+        if how.shared and study is None:
+            raise ArchsearchError("a search that several processes share needs a storage")
+        self._claims = Claims(study, grace_s=how.grace_s) if how.shared and study is not None else None
         self.dimensions = space.dimensions(scorer.target)
         self.distributions = {d.parameter: d.distribution() for d in self.dimensions if len(d.choices) > 1}
         self._known: dict[tuple[int, ...], FrozenTrial] = {}
         if study is not None:
             for trial in study.get_trials(deepcopy=False):
-                if trial.state.is_finished():
+                if trial.state.name in ("COMPLETE", "PRUNED"):
                     self._known[self._choices_of(trial)] = trial
 
     def _choices_of(self, trial: FrozenTrial) -> tuple[int, ...]:
         return tuple(d.decode(trial.params[d.parameter]) if d.parameter in trial.params else 0 for d in self.dimensions)
 
+    def share(self, candidates: Sequence[Candidate]) -> None:
+        """Score the candidates together with whoever searches along; nothing where nobody does."""
+        if self._claims is not None:
+            new = [candidate for candidate in candidates if candidate.indices not in self._known]
+            tasks = {candidate.indices: self._task(candidate) for candidate in new}
+            found = self._claims.finish(tasks.values())
+            self._known |= {indices: found[task.key] for indices, task in tasks.items()}
+
+    @property
+    def here(self) -> int:
+        """Trials that this process scored for others to see."""
+        return 0 if self._claims is None else self._claims.done
+
+    def end(self) -> None:
+        """Close what others left."""
+        if self._claims is not None:
+            self._claims.close_left()
+
+    def _task(self, candidate: Candidate) -> Task:
+        key = ",".join(map(str, candidate.indices))
+        return Task(
+            key, self._params(candidate), self.distributions, lambda: self._score(candidate), {"origin": candidate.origin}
+        )
+
+    def _params(self, candidate: Candidate) -> dict[str, Any]:
+        pairs = zip(self.dimensions, candidate.indices, strict=True)
+        return {d.parameter: d.encode(index) for d, index in pairs if len(d.choices) > 1}
+
     def trial(self, candidate: Candidate) -> FrozenTrial:
         """The candidate's trial: from the storage, else scored now and written there."""
+        if candidate.indices not in self._known:
+            self.share([candidate])
         found = self._known.get(candidate.indices)
         if found is None:
             found = self._score(candidate)
@@ -104,8 +160,7 @@ class _Record:
         """A complete trial; a pruned one where latency or acceptance cannot tell anything of such a shape."""
         from optuna.trial import TrialState, create_trial
 
-        pairs = zip(self.dimensions, candidate.indices, strict=True)
-        params = {d.parameter: d.encode(index) for d, index in pairs if len(d.choices) > 1}
+        params = self._params(candidate)
         attributes: dict[str, Any] = {"origin": candidate.origin}
         try:
             score = self.scorer(candidate.shape)
@@ -147,8 +202,12 @@ def search(
     storage: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
+    how: How | None = None,
 ) -> SearchResult:
-    """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are scored.
+    """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are scored and recorded.
+
+    A space that can be scored in full is (`search.exact`): the trials are then those of all its shapes that say most. `how`: who
+    walks elsewhere, and whether other processes search along in the storage.
 
     `storage`: a journal file or an Optuna URL. It may hold any number of searches: each has a study of its own, named by
     everything its scores depend on (`search.identity`); `about`: what the caller knows of that besides the space and the scorer.
@@ -158,19 +217,23 @@ def search(
     if trials < 1:
         raise ArchsearchError(f"trials must be at least 1, got {trials}")
     space.check(scorer.target)
+    how = how or How()
     stored = None
     if storage is not None:
-        try:
+        with storage_errors(storage):
             stored = open_study(open_storage(storage), STUDY, identity_of(space, scorer, about or {}))
-        except OSError as error:
-            reason = error.strerror or error
-            raise ArchsearchError(f"cannot open storage {storage}: {reason}; choose another --storage") from error
-    record, walk = _Record(space, scorer, stored), Walk(space, scorer.target, seed)
+    record = _Record(space, scorer, stored, how)
+    walk = walk_of(how.sampler, space, scorer.target, seed)
     rows: list[dict[str, Any]] = []
     feasible: list[Score] = []
     best: Score | None = None
     done = 0
-    while done < trials and (generation := walk.generation()):
+    grid = exact_grid(space, scorer) if how.sampler == AUTO else None
+    ranking = None if grid is None else rank_all(scorer, grid, trials, _all_progress(progress))
+    for generation in _generations(space, scorer, ranking, walk):
+        if done >= trials:
+            break
+        record.share(generation[: trials - done])
         for candidate in generation:
             if done >= trials:
                 break
@@ -188,14 +251,34 @@ def search(
                 best = score if best is None or _order(score) < _order(best) else best
             if progress is not None:
                 progress(SearchProgress(done, trials, best))
+    record.end()
+    scored = done if ranking is None else ranking.size
     if best is None:
         limits = scorer.limits
         raise ArchsearchError(
-            f"none of {done} shapes of space {space.name} keeps within max_parameters={limits.max_parameters} and "
+            f"none of {scored} shapes of space {space.name} keeps within max_parameters={limits.max_parameters} and "
             f"max_memory={limits.max_memory_bytes} bytes; raise the limit or add smaller shapes"
         )
     ranked = _distinct(sorted(feasible, key=_order))
-    return SearchResult([score.with_rank(rank) for rank, score in enumerate(ranked, start=1)], rows)
+    counted = Scored(space.name, scored, ranking is not None or walk.exhausted)
+    best_ranked = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
+    return SearchResult(best_ranked, rows, (counted,), record.here)
+
+
+def _generations(space: SearchSpace, scorer: Scorer, ranking: Ranking | None, walk: Walk) -> Iterator[list[Candidate]]:
+    """What to record: of a space that was scored in full its ranking, else where the walk goes."""
+    if ranking is None:
+        while generation := walk.generation():
+            yield generation
+        return
+    places = ranking.places()
+    while some := list(itertools.islice(places, EXACT_GENERATION)):
+        yield [Candidate(ranking.grid.indices(place), ranking.grid.grid.at(place), "exact") for place in some]
+
+
+def _all_progress(progress: Callable[[SearchProgress], None] | None) -> Callable[[int, int, float], None] | None:
+    """Progress of scoring everything, for a callback of trials."""
+    return None if progress is None else lambda scored, total, _: progress(SearchProgress(scored, total, None))
 
 
 def merged(results: Sequence[SearchResult]) -> SearchResult:
@@ -208,7 +291,9 @@ def merged(results: Sequence[SearchResult]) -> SearchResult:
     rows = [row for result in results for row in result.trials]
     ranked = sorted((score for result in results for score in result.best), key=lambda score: (-score.ranked_by, _order(score)))
     best = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
-    return SearchResult(best, [{**row, "number": number} for number, row in enumerate(rows)])
+    trials = [{**row, "number": number} for number, row in enumerate(rows)]
+    here = sum(result.scored_here for result in results)
+    return SearchResult(best, trials, tuple(space for result in results for space in result.spaces), here)
 
 
 def trial_row(number: int, candidate: Candidate, trial: FrozenTrial) -> dict[str, Any]:

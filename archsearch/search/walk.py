@@ -23,7 +23,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft
 from archsearch.search.space import InvalidShape, SearchSpace, Value
 
-Origin = Literal["start", "neighbour", "random", "rest"]
+Origin = Literal["start", "neighbour", "random", "rest", "exact", "sampler"]
 Rank = tuple[float, ...]  # lower is better; all of one length
 
 START_LAYERS: Final = (2, 4)
@@ -55,6 +55,7 @@ class Walk:
         self._open: list[tuple[Rank, int, tuple[int, ...]]] = []
         self._told = 0
         self._rest: Iterator[tuple[int, ...]] | None = None
+        self.exhausted = False  # every valid shape of the space was given
 
     def tell(self, candidate: Candidate, rank: Rank) -> None:
         """How a candidate ranks; one that is not told has no steps taken from it."""
@@ -104,7 +105,9 @@ class Walk:
         if self._rest is None:
             self._rest = itertools.product(*map(range, self._choices))
         left = (self._visit(indices, "rest") for indices in self._rest)
-        return list(itertools.islice((candidate for candidate in left if candidate is not None), REST_SHAPES))
+        found = list(itertools.islice((candidate for candidate in left if candidate is not None), REST_SHAPES))
+        self.exhausted = not found
+        return found
 
 
 def plain_choices(space: SearchSpace, target: Architecture, layers: int) -> tuple[int, ...]:

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from archsearch.progress import human_time
+from archsearch.report.pareto import pareto_rows
+from archsearch.report.phrases import millions
 from archsearch.report.terminal.layout import plus_minus, table
 from archsearch.report.terminal.summary import summary_text, wrap
 from archsearch.runs.run import open_run
+
+
+def tie_lines(result: Mapping[str, Any]) -> list[str]:
+    """The first group of ranks that the model cannot tell apart, with the cheapest of them."""
+    groups, best = result.get("indistinguishable") or [[]], {score["rank"]: score for score in result["best"]}
+    if len(groups[0]) < 2 or not result.get("cheapest"):
+        return []
+    cheapest = best[result["cheapest"][0]]
+    ranks = ", ".join(map(str, groups[0]))
+    return [f"ranks {ranks} cannot be told apart; the cheapest is rank {cheapest['rank']} ({millions(cheapest['parameters'])})"]
+
+
+def pareto_lines(data: Mapping[str, Any] | None) -> list[str]:
+    """The Pareto set as a table."""
+    if data is None:
+        return []
+    rows, header = pareto_rows(data)
+    of = f", of all shapes of {', '.join(data['exact'])}" if data["exact"] else ""
+    return ["", f"Pareto set of {', '.join(data['goals'])}{of}:", table(rows, header)]
+
+
+def _scored_words(spaces: Sequence[Mapping[str, Any]]) -> str:
+    """Of which spaces the trials are the best of all shapes."""
+    whole = [f"{space['shapes']:,} of {space['space']}" for space in spaces if space["exact"]]
+    return f"; all shapes were scored: {', '.join(whole)}" if whole else ""
 
 
 def search_text(result: dict[str, Any]) -> str:
@@ -21,7 +49,7 @@ def search_text(result: dict[str, Any]) -> str:
         f"served by {result['served']}.",
         f"Latency: {result['latency']}.",
         f"Acceptance prior: {result['prior']}.",
-        f"{result['trials']} trials in space {result['space']}.",
+        f"{result['trials']} trials in space {result['space']}{_scored_words(result.get('scored', []))}.",
         *(
             []
             if free is None
@@ -36,8 +64,10 @@ def search_text(result: dict[str, Any]) -> str:
         lines += [*family_lines(result), *([f"  {result['replayed']}."] if result.get("replayed") else []), ""]
     if result.get("rungs"):
         lines += [*rung_lines(result), ""]
+    lines += [f"Note: {text}." for text in tie_lines(result)]
     why = [f"  {line}" for text in rival_lines(result) for line in wrap(text, 96)]
     lines += [summary_text(open_run(Path(result["run"]))), *(["", "Why rank 1 won:", *why] if why else [])]
+    lines += pareto_lines(result.get("pareto"))
     return "\n".join([*lines, *next_lines(result)])
 
 

@@ -1,0 +1,298 @@
+"""`archsearch compare`: what differs between runs, and why another draft won there: one condition swapped at a time.
+
+Of two runs of one target the winner of each is priced under the conditions of both, and under those of the first with one of
+the second's conditions in place of its own (device, engine, mode, batch size, ...). How far one winner leads the other is told by
+term (tokens a round, drafting, verification, what the engine adds); the terms add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.errors import ArchsearchError
+from archsearch.pipeline.latency import acceptance_for, choose_latency
+from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
+from archsearch.runs.confirmed import Confirmed
+from archsearch.runs.fields import WRONG_SHAPE
+from archsearch.runs.run import Run, open_run
+from archsearch.search.objective import Score, Scorer
+from archsearch.speedup import RoundTerms, error_by_term
+from archsearch.workload import WorkloadRequest
+
+FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
+    "device": ("gpu", "profile"),
+    "engine": ("engine", "engine_version", "engine_options"),
+    "mode": ("mode",),
+    "dtype": ("dtype",),
+    "tensor parallel": ("tensor_parallel",),
+    "batch size": ("batch_size",),
+    "context": ("context_len",),
+    "temperature": ("temperature",),
+    "domain": (),
+    "acceptance": (),
+}
+"""What a run's conditions are made of: names for people, and the fields of `WorkloadRequest` that hold each."""
+TERMS: Final = {
+    "tau": "tokens a round",
+    "decode_s": "the target's plain step",
+    "draft_s": "drafting",
+    "verify_s": "verification",
+    "overhead_s": "what the engine adds",
+}
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The first of a run. `measured`: its confirmed speed-up, None where it was not confirmed or that decides nothing."""
+
+    label: str
+    family: str
+    parameters: int
+    gamma: int
+    alpha: float
+    tau: float
+    draft_s: float
+    verify_s: float
+    decode_s: float
+    speedup: float
+    std: float
+    measured: float | None
+
+    @classmethod
+    def of(cls, score: Score, measured: float | None) -> Winner:
+        values = (score.alpha, score.tau, score.draft_s, score.verify_s, score.decode_s, score.speedup)
+        alpha, tau, draft, verify, decode, gain = (each.value for each in values)
+        return cls(
+            score.label(), score.family, score.parameters, score.gamma, alpha, tau, draft, verify, decode, gain,
+            score.speedup.std, measured,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far the second run's winner leads the first's under some conditions: ln of the ratio of their speed-ups, by TERMS,
+    which add up to `total`. `first`, `second`: the two speed-ups."""
+
+    first: float
+    second: float
+    total: float
+    terms: Mapping[str, float]
+
+    @classmethod
+    def of(cls, first: Score, second: Score) -> Lead:
+        terms = asdict(error_by_term(terms_of(second), terms_of(first)))
+        gains = first.speedup.value, second.speedup.value
+        return cls(*gains, math.log(gains[1] / gains[0]), {name: terms[name] for name in TERMS})
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One condition of the first run replaced by the second's. `lead`: None where that cannot be priced, `why` says why not."""
+
+    factor: str
+    before: str
+    after: str
+    lead: Lead | None
+    why: str = ""
+
+    @property
+    def flips(self) -> bool:
+        """Whether this condition alone makes the second run's winner the better of the two."""
+        return self.lead is not None and self.lead.total > 0.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs. `here`, `there`: the lead of the second's winner under the first's and the second's conditions; None where the
+    winners are the same draft or cannot be priced (`why`)."""
+
+    first: str
+    second: str
+    same: bool
+    here: Lead | None = None
+    there: Lead | None = None
+    swaps: tuple[Swap, ...] = ()
+    why: str = ""
+
+    def words(self) -> str:
+        """What decided, in a sentence."""
+        if self.same:
+            return f"{self.second} has the same winner as {self.first}."
+        if self.here is None or self.there is None:
+            return f"{self.second} against {self.first}: {self.why}."
+        moved = {name: self.there.terms[name] - self.here.terms[name] for name in TERMS}
+        most = max(moved, key=lambda name: moved[name])
+        flipping = [swap.factor for swap in self.swaps if swap.flips]
+        alone = f"; alone enough for that: {', '.join(flipping)}" if flipping else "; no single condition is enough for that"
+        return (
+            f"The winner of {self.second} is {_percent(self.there.total)} there and {_percent(self.here.total)} in {self.first}, "
+            f"beside the winner of {self.first}. What changed most in its favour: {TERMS[most]} "
+            f"({100 * math.expm1(moved[most]):+.1f} %){alone}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        swaps = [asdict(swap) | {"flips": swap.flips} for swap in self.swaps]
+        return asdict(self) | {"swaps": swaps, "words": self.words()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side: `conditions` by name, one value a run; `winners`; the first run against each other one."""
+
+    runs: tuple[str, ...]
+    conditions: Mapping[str, tuple[str, ...]]
+    winners: tuple[Winner, ...]
+    pairs: tuple[Pair, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """Conditions that are not the same in all runs."""
+        return tuple(name for name, values in self.conditions.items() if len(set(values)) > 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "runs": list(self.runs),
+            "conditions": {name: list(values) for name, values in self.conditions.items()},
+            "differing": list(self.differing),
+            "winners": [asdict(winner) for winner in self.winners],
+            "pairs": [pair.to_dict() for pair in self.pairs],
+            "notes": list(self.notes),
+        }
+
+
+def terms_of(score: Score) -> RoundTerms:
+    """What a score's speed-up is made of; files of earlier versions do not tell the round, but the time per token does."""
+    whole = score.round_s.value if score.round_s is not None else score.tpot_s.value * score.tau.value
+    draft, verify = score.draft_s.value, score.verify_s.value
+    return RoundTerms(score.tau.value, score.decode_s.value, draft, verify, whole - draft - verify)
+
+
+@dataclass
+class _Opened:
+    """A run to compare. `session` None: its conditions can no longer be priced, `why` says why not."""
+
+    name: str
+    run: Run
+    score: Score
+    session: SearchSession | None = None
+    why: str = ""
+    asked: WorkloadRequest = field(default_factory=WorkloadRequest)
+
+    @classmethod
+    def of(cls, path: Path) -> _Opened:
+        run = open_run(path)
+        if not run.ranks():
+            raise ArchsearchError(f"run {path} has no ranks: its search has not finished; run the same search again")
+        opened = cls(path.name or str(path), run, run.score(run.ranks()[0]))
+        try:
+            session = opened.session = SearchSession.reopen(path)
+        except ArchsearchError as error:
+            opened.why = str(error)
+            return opened
+        work, source = session.scorer.workload, session.source
+        opened.asked = replace(
+            session.request.asked, dtype=source.dtype, mode=source.mode, tensor_parallel=work.tensor_parallel,
+            engine=session.request.engine, engine_version=source.version,
+        )  # fmt: skip
+        return opened
+
+    def measured(self) -> float | None:
+        try:
+            data = self.run.confirmed(self.run.ranks()[0])
+            found = None if data is None else Confirmed.from_dict(data)
+        except WRONG_SHAPE:
+            return None
+        return None if found is None or found.undecided else found.speedup.value
+
+    def conditions(self) -> dict[str, str]:
+        """What the run was asked and what was chosen for it, in words."""
+        arguments = self.run.arguments
+        values: dict[str, Any] = {"target": arguments.get("target"), "device": self.run.info["device"].get("key", "")}
+        engine = self.score.engine or arguments.get("engine") or "transformers"
+        values["engine"] = f"{engine} {self.score.engine_version}" if self.score.engine_version else engine
+        profile = self.run.info["profile"]
+        values |= {name: profile.get(name) or arguments.get(name) for name in ("mode", "dtype")}
+        ranks = self.session.scorer.workload.tensor_parallel if self.session is not None else arguments.get("tensor_parallel")
+        values |= {"tensor parallel": ranks, "batch size": arguments.get("batch_size"), "context": arguments.get("context")}
+        values |= {"temperature": arguments.get("temperature"), "domain": arguments.get("domain")}
+        values["acceptance"] = arguments.get("alpha")
+        values |= {name: arguments.get(name) for name in ("families", "space", "trials")}
+        return {name: "" if value is None else str(value) for name, value in values.items()}
+
+
+def compare_runs(paths: Sequence[Path]) -> Comparison:
+    """Runs side by side, and the first against each of the others.
+
+    Raises ArchsearchError for fewer than two, for one that is no run, and for one whose search has not finished.
+    """
+    if len(paths) < 2:
+        raise ArchsearchError("compare needs two runs or more: archsearch compare runs/a runs/b")
+    opened = [_Opened.of(path) for path in paths]
+    names = [item.name for item in opened]
+    if len(set(names)) < len(names):
+        for item, path in zip(opened, paths, strict=True):
+            item.name = str(path)
+    told = [item.conditions() for item in opened]
+    conditions = {name: tuple(each.get(name, "") for each in told) for name in told[0]}
+    pairs = tuple(_pair(opened[0], other, conditions, number) for number, other in enumerate(opened[1:], start=1))
+    notes = tuple(f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why)
+    winners = tuple(Winner.of(item.score, item.measured()) for item in opened)
+    return Comparison(tuple(item.name for item in opened), conditions, winners, pairs, notes)
+
+
+def _pair(first: _Opened, second: _Opened, conditions: Mapping[str, tuple[str, ...]], number: int) -> Pair:
+    drafts = first.score.proposer, second.score.proposer
+    if drafts[0] == drafts[1]:
+        return Pair(first.name, second.name, True)
+    if conditions["target"][0] != conditions["target"][number]:
+        return Pair(first.name, second.name, False, why="they draft for different targets")
+    if first.session is None or second.session is None:
+        return Pair(first.name, second.name, False, why="one of the two cannot be priced any more")
+    try:
+        here, there = (_lead(session.scorer, first, second) for session in (first.session, second.session))
+    except ArchsearchError as error:
+        return Pair(first.name, second.name, False, why=str(error))
+    differ = [name for name in FACTORS if conditions[name][0] != conditions[name][number]]
+    swaps = tuple(_swap(first, second, name, (conditions[name][0], conditions[name][number])) for name in differ)
+    return Pair(first.name, second.name, False, here, there, swaps)
+
+
+def _lead(scorer: Scorer, first: _Opened, second: _Opened) -> Lead:
+    """Both winners under the same conditions: as expected, also where one was trained."""
+    return Lead.of(scorer(first.score.proposer), scorer(second.score.proposer))
+
+
+def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str]) -> Swap:
+    """The first run's conditions with `factor` as it was in the second."""
+    assert first.session is not None and second.session is not None
+    asked = replace(first.asked, **{name: getattr(second.asked, name) for name in FACTORS[factor]})
+    if factor == "device" and asked.profile is None and second.asked.gpu is None:
+        asked = replace(asked, gpu=second.session.source.device.key)
+    own, request = second if factor == "acceptance" else first, first.session.request
+    changed = replace(request, domain=second.session.request.domain) if factor == "domain" else request
+    changed = replace(changed, alpha=second.session.request.alpha) if factor == "acceptance" else changed
+    try:
+        return Swap(factor, *values, _lead(_scorer(first.session, changed, asked, own.run.path), first, second))
+    except ArchsearchError as error:
+        return Swap(factor, *values, None, str(error))
+
+
+def _scorer(session: SearchSession, request: SearchRequest, asked: WorkloadRequest, prior_of: Path) -> Scorer:
+    """The scorer of a session under other conditions."""
+    architecture = session.target.architecture
+    source, workload = choose_latency(asked, architecture, request.kind)
+    acceptance, _ = acceptance_for(request.alpha, request.target, temperature=asked.temperature, state=prior_of / PRIOR_FILE)
+    gamma, domain = request.max_gamma, request.domain
+    scorer = Scorer(architecture, workload, source.latency, acceptance, max_gamma=gamma, domain=domain)
+    reach = asked.context_len + request.answer_tokens
+    return scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
+
+
+def _percent(lead: float) -> str:
+    """`12 % ahead`"""
+    return f"{100 * abs(math.expm1(lead)):.1f} % {'ahead' if lead >= 0 else 'behind'}"

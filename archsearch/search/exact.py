@@ -1,0 +1,122 @@
+"""The ranking of a whole space by what is known beforehand: every shape is scored, the best are handed on.
+
+Where a space is small enough for that (`exact_grid`), no sampler can do better: the first of the ranking is the best there is. Of
+many shapes only some are written down as trials, in an order that does not depend on how many: two of the best, then the best of
+another width and depth, so that a table of trials shows the whole landscape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from archsearch.search.grid import Array, GridScorer, GridScores, Place, SpaceGrid, can_score, grid_of
+from archsearch.search.objective import Scorer
+from archsearch.search.space import SearchSpace
+
+EXACT_POINTS: Final = 5_000_000
+"""Combinations of choices up to which a space is scored in full: some ten seconds of one core."""
+ALIKE: Final = 1e-12  # relative difference of speed-ups below which two windows do the same
+EVERY: Final = 3  # of so many trials one is the best of its width and depth
+
+Found = tuple[float, Place]
+"""Speed-up of a shape and where it stands."""
+
+
+@dataclass
+class Ranking:
+    """The best of a grid, best first: of all shapes (`best`, at most `most`) and of each width and depth (`corners`). `scored`:
+    how many shapes there are, `feasible`: of them within the limits; `size`: in all."""
+
+    grid: SpaceGrid
+    most: int
+    scored: int = 0
+    feasible: int = 0
+    best: list[Found] = field(default_factory=list)
+    corners: dict[tuple[int, int], Found] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return self.grid.grid.size
+
+    def add(self, scores: GridScores) -> None:
+        """The scores of some more bodies."""
+        gains = np.where(scores.feasible, scores.speedup, -np.inf)
+        self.scored += gains.size
+        self.feasible += int(scores.feasible.sum())
+        flat = gains.ravel()
+        count = min(self.most, flat.size)
+        top = np.argpartition(-flat, count - 1)[:count]
+        self.best += [(float(flat[i]), scores.place(int(i))) for i in top if np.isfinite(flat[i])]
+        self.best = sorted(self.best, key=lambda found: (-found[0], found[1]))[: self.most]
+        self._add_corners(gains, scores)
+
+    def _add_corners(self, gains: Array, scores: GridScores) -> None:
+        bodies, depths = gains.shape[:2]
+        flat = gains.reshape(bodies, depths, -1)
+        inner, most = flat.argmax(-1), flat.max(-1)  # [bodies, depths]
+        hidden = self.grid.grid.hidden_size[scores.start : scores.start + bodies]
+        for width in np.unique(hidden):
+            rows = np.flatnonzero(hidden == width)
+            for depth, row in enumerate(most[rows].argmax(0)):
+                body = int(rows[row])
+                gain = float(most[body, depth])
+                key = (int(width), depth)
+                if np.isfinite(gain) and (key not in self.corners or gain > self.corners[key][0]):
+                    place = np.ravel_multi_index((body, depth, 0, 0), gains.shape) + int(inner[body, depth])
+                    self.corners[key] = (gain, scores.place(int(place)))
+
+    def places(self) -> Iterator[Place]:
+        """Shapes in the order in which they become trials; none twice, and no window that does what another one does."""
+        tops, corners = (
+            iter(self._apart(self.best)),
+            iter(self._apart(sorted(self.corners.values(), key=lambda f: (-f[0], f[1])))),
+        )
+        given: set[Place] = set()
+        number = 0
+        while True:
+            number += 1
+            first, second = (corners, tops) if number % EVERY == 0 else (tops, corners)
+            place = next((p for source in (first, second) for p in source if p not in given), None)
+            if place is None:
+                return
+            given.add(place)
+            yield place
+
+    def _apart(self, found: Sequence[Found]) -> list[Place]:
+        """Without shapes that differ by a window that changes no number; of such the one with fewer windows stays."""
+        kept: list[Place] = []
+        known: dict[tuple[int, int, int], list[tuple[float, int]]] = {}
+        for gain, place in found:
+            body, depth, window, head = place
+            twins = known.setdefault((body, depth, head), [])
+            twin = next((at for other, at in twins if abs(gain / other - 1.0) < ALIKE), None)
+            if twin is None:
+                twins.append((gain, len(kept)))
+                kept.append(place)
+            elif self._slides(window) < self._slides(kept[twin][2]):
+                kept[twin] = place
+        return kept
+
+    def _slides(self, window: int) -> int:
+        return self.grid.grid.windows[window].pattern.count("S")
+
+
+def exact_grid(space: SearchSpace, scorer: Scorer, most: int = EXACT_POINTS) -> SpaceGrid | None:
+    """The space as a grid where it can be scored in full: of at most `most` combinations, with formulas over arrays."""
+    if not can_score(space, scorer) or space.size(scorer.target) > most:
+        return None
+    return grid_of(space, scorer.target)
+
+
+def rank_all(scorer: Scorer, grid: SpaceGrid, most: int, progress: Callable[[int, int, float], None] | None = None) -> Ranking:
+    """Score every shape of the grid; the best `most` are kept. `progress` is called with (scored, all, best speed-up)."""
+    ranking = Ranking(grid, 4 * most + 64)  # some differ by windows that change nothing
+    for scores in GridScorer(scorer, grid.grid).chunks():
+        ranking.add(scores)
+        if progress is not None:
+            progress(ranking.scored, ranking.size, ranking.best[0][0] if ranking.best else 0.0)
+    return ranking

@@ -1,0 +1,171 @@
+"""How a search scales: scoring all shapes at once, what samplers miss of the exact best, what a recorded trial costs.
+
+    python benchmarks/scale.py exact [--target llama-3.1-8b] [--gpu h100-sxm5-80gb] [--layers 16]
+    python benchmarks/scale.py samplers [--trials 300] [--seeds 5]
+    python benchmarks/scale.py overhead
+
+Times are seconds of the processor (one thread), so that what else runs matters little; `exact` prints wall seconds too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.architecture import catalogue
+from archsearch.errors import ArchsearchError
+from archsearch.latency.model import LatencyModel
+from archsearch.paths import data_dir
+from archsearch.profiles import Profile
+from archsearch.search.exact import exact_grid, rank_all
+from archsearch.search.grid import GridScorer, grid_of
+from archsearch.search.objective import Scorer
+from archsearch.search.samplers import Sampler
+from archsearch.search.space import SearchSpace, load_space
+from archsearch.search.study import How, search
+from archsearch.workload import Workload
+
+
+def million(layers: int) -> SearchSpace:
+    """About a million valid shapes for a target of 4,096."""
+    return SearchSpace.from_dict(
+        {
+            "dimensions": {
+                "num_hidden_layers": {"min": 1, "max": layers},
+                "hidden_size": {"min": 1024, "max": 4096, "step": 256},
+                "ffn_ratio": [1, 1.5, 2, 2.5, 3, 3.5, 4, 5],
+                "num_key_value_heads": [1, 2, 4, 8],
+                "kv_group_size": [1, 2, 4, 8],
+                "head_dim": [64, 128],
+                "window_pattern": ["L", "S", "SSSL"],
+                "sliding_window": [256, 512],
+                "draft_vocab_size": [4096, 8192, 16384, 32768, 65536, "target"],
+                "tie_word_embeddings": [False],
+            },
+            "constraints": {"attention_width": [0.125, 2.0]},
+        },
+        "million",
+    )
+
+
+def scorer_of(target: str, gpu: str, space: SearchSpace) -> Scorer:
+    """A scorer on a shipped profile, batch 1, 512 tokens, graph mode, vLLM."""
+    architecture = catalogue.load(target).architecture
+    profile = Profile.load(next((data_dir("profiles") / gpu).iterdir()))
+    latency = LatencyModel(profile, "bfloat16", "graph", "vllm")
+    work = Workload(1, 512, 1, "bfloat16", "graph")
+    return Scorer(architecture, work, latency, PriorAcceptance(), limits=space.limits(architecture))
+
+
+def exact(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every shape of a large space: its rate, its memory, and how far a sample lies from scores of one shape alone."""
+    space = million(arguments.layers).served(1, 608)
+    scorer = scorer_of(arguments.target, arguments.gpu, space)
+    first = next(space.enumerate(scorer.target))
+    scorer(first)  # the prior reads its table once
+    before, wall = time.process_time(), time.perf_counter()
+    grid = grid_of(space, scorer.target)
+    assert grid is not None
+    made = time.process_time()
+    ranking = rank_all(scorer, grid, 300)
+    seconds, elapsed = time.process_time() - before, time.perf_counter() - wall
+    rng, worst, alone = np.random.default_rng(0), 0.0, time.process_time()
+    sample = GridScorer(scorer, grid.grid).scores(slice(0, len(grid.grid.hidden_size)))
+    alone = time.process_time()
+    for flat in rng.integers(0, sample.speedup.size, 200):
+        score = scorer(grid.grid.at(sample.place(int(flat))))
+        worst = max(worst, abs(sample.speedup.flat[flat] / score.speedup.value - 1.0))
+    return {
+        "target": arguments.target, "gpu": arguments.gpu, "points": grid.points, "shapes": ranking.size,
+        "cpu_s": round(seconds, 2), "of_it_grid_s": round(made - before, 2), "wall_s": round(elapsed, 2),
+        "shapes_per_cpu_s": round(ranking.size / seconds), "points_per_cpu_s": round(grid.points / seconds),
+        "one_by_one_per_cpu_s": round(200 / (time.process_time() - alone)),
+        "largest_relative_difference": worst,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "best": scorer(grid.grid.at(ranking.best[0][1])).architecture.label(), "best_speedup": ranking.best[0][0],
+    }  # fmt: skip
+
+
+def samplers(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What each sampler's best lies behind the exact best, by seed; percent of speed-up."""
+    found: dict[str, Any] = {}
+    for target, name in (("smollm2-135m", "demo"), ("llama-3.1-8b", "default"), ("llama-3.1-8b", "wide-shallow")):
+        space = load_space(name).served(1, 608)
+        scorer = scorer_of(target, arguments.gpu, space)
+        grid = exact_grid(space, scorer)
+        assert grid is not None
+        best = rank_all(scorer, grid, 10).best[0][0]
+        for sampler in arguments.samplers:
+            regrets, seconds = [], []
+            for seed in range(arguments.seeds):
+                start = time.process_time()
+                try:
+                    result = search(space, scorer, trials=arguments.trials, seed=seed, how=How(sampler))
+                except ArchsearchError as error:
+                    found[f"{target} {name} {sampler}"] = str(error)
+                    break
+                seconds.append(time.process_time() - start)
+                regrets.append(100.0 * (1.0 - result.best[0].speedup.value / best))
+            else:
+                found[f"{target} {name} {sampler}"] = {
+                    "shapes": grid.grid.size, "exact": best, "regret_percent": [round(regret, 3) for regret in regrets],
+                    "median_cpu_s": round(statistics.median(seconds), 1),
+                }  # fmt: skip
+            print(target, name, sampler, found[f"{target} {name} {sampler}"], flush=True)
+    return found
+
+
+def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of the processor that a recorded trial costs beside its score, at 100 and at 10,000 trials."""
+    import optuna
+
+    from archsearch.search.storage import open_storage
+
+    found = {}
+    space = load_space("demo").served(1, 608)
+    scorer = scorer_of("smollm2-135m", arguments.gpu, space)
+    row = scorer(next(space.enumerate(scorer.target))).to_dict()
+    for count in (100, 10_000):
+        with tempfile.TemporaryDirectory() as folder:
+            study = optuna.create_study(storage=open_storage(Path(folder) / "journal.log"), direction="maximize")
+            start = time.process_time()
+            for number in range(count):
+                study.add_trial(optuna.trial.create_trial(value=float(number), user_attrs={"origin": "exact", "score": row}))
+            each = (time.process_time() - start) / count
+            start = time.process_time()
+            trials = len(study.get_trials(deepcopy=False))
+            found[f"{count} trials"] = {"ms_each": round(1e3 * each, 3), "read_ms": round(1e3 * (time.process_time() - start), 1)}
+            assert trials == count
+    found["ratio"] = round(found["10000 trials"]["ms_each"] / found["100 trials"]["ms_each"], 2)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["exact", "samplers", "overhead"])
+    parser.add_argument("--target", default="llama-3.1-8b")
+    parser.add_argument("--gpu", default="h100-sxm5-80gb")
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--trials", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--samplers", nargs="+", default=[name for name in get_args(Sampler) if name != "auto"])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    found = {"exact": exact, "samplers": samplers, "overhead": overhead}[arguments.what](arguments)
+    text = json.dumps(found, indent=1)
+    if arguments.output:
+        arguments.output.write_text(f"{text}\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Workers, Pareto sets: commands that docs/scale.md shows are understood, a worker joins a search, bad names are told."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from archsearch import pipeline
+from archsearch.cli import main
+from archsearch.errors import ArchsearchError
+from archsearch.pipeline.search import score_spaces
+from archsearch.pipeline.session import SearchSession
+from archsearch.pipeline.workers import announce, announced, join
+from archsearch.search.study import Scored
+from archsearch.workload import WorkloadRequest
+from tests.cli.commands import call, last_json, refused
+
+PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+
+
+def commands() -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if "archsearch " in line]
+    return [shlex.split(line[line.rindex("archsearch ") :])[1:] for line in lines]
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: " ".join(command[:3]))
+def test_the_pages_commands_are_understood(command: list[str]) -> None:
+    name, *rest = command
+    assert main.commands[name].make_context(name, rest, help_option_names=["-h", "--help"]).params
+
+
+def request(run: Path, **changes: object) -> pipeline.SearchRequest:
+    asked = WorkloadRequest("l4", engine="vllm", mode="graph")  # a datasheet: no profile to fit
+    known = {"trials": 24, "alpha": "0.7", "families": ("independent",), "sampler": "walk", **changes}
+    return pipeline.SearchRequest("llama-3.2-1b", asked=asked, run=run, **known)  # type: ignore[arg-type]
+
+
+def test_a_worker_joins_and_answers_are_the_same(tmp_path: Path) -> None:
+    alone = pipeline.search(request(tmp_path / "alone"))
+    storage = str(tmp_path / "shared.log")
+    session = SearchSession.start(request(tmp_path / "a", storage=storage, workers=1))
+    assert announce(session, storage) == "a" == announce(session, storage)
+    helped = join(storage, "a", score_spaces)
+    assert helped["scored_here"] == 24 and helped["trials"] == 24
+    found = pipeline.search(request(tmp_path / "a", storage=storage, workers=1))
+    assert found["best"] == alone["best"]
+    assert join(storage, "a", score_spaces)["scored_here"] == 0
+    with pytest.raises(ArchsearchError, match="another search called a"):
+        announce(SearchSession.start(request(tmp_path / "b" / "a", storage=storage, workers=1, alpha="0.5")), storage)
+    with pytest.raises(ArchsearchError, match=r"no search called c is announced in .*\(there: a\)"):
+        announced(storage, "c")
+    assert "is the name of a run folder, not a path" in refused("worker", "--storage", storage, "--run", "../a")
+    assert last_json(call("worker", "--storage", storage, "--run", "a", "--json"))["scored_here"] == 0
+
+
+def test_all_shapes_are_scored_and_said(tmp_path: Path) -> None:
+    command = ("search", "--target", "llama-3.2-1b", "--gpu", "l4", "--engine", "vllm", "--alpha", "0.7", "--trials", "20")
+    run = str(tmp_path / "run")
+    goals = "speedup,training_cost,kv_bytes"
+    result = call(*command, "--family", "independent", "--run", run, "--pareto", goals, "--json")
+    data = last_json(result)
+    (scored,) = data["scored"]
+    assert scored["exact"] and scored["shapes"] > 10_000 and data["trials"] == 20
+    members = data["pareto"]["members"]
+    assert members and data["pareto"]["exact"] == [scored["space"]] and (tmp_path / "run" / "pareto.svg").is_file()
+    assert members[0]["score"]["speedup"]["value"] >= data["best"][0]["speedup"]["value"] - 1e-12
+    text = call(*command, "--family", "independent", "--run", run, "--pareto", goals).stdout
+    assert f"all shapes were scored: {scored['shapes']:,} of {scored['space']}" in text and "Pareto set of speedup" in text
+    assert "unknown goal beauty" in refused(*command, "--pareto", "speedup,beauty")
+    assert Scored("s", 5, True).words() == "all 5 shapes of space s scored"

@@ -1,0 +1,82 @@
+"""Runs side by side: what differs, and why another draft won, one condition at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from archsearch import pipeline
+from archsearch.errors import ArchsearchError
+from archsearch.pipeline.compare import TERMS, compare_runs
+from archsearch.report.compare import compare_section
+from archsearch.report.terminal.compare import compare_text
+from archsearch.workload import WorkloadRequest
+from tests.cli.commands import call, last_json, refused
+
+
+def run(folder: Path, **asked: object) -> Path:
+    """A ranking of independent drafts; alpha is given, so that times alone decide."""
+    target = str(asked.pop("target", "llama-3.1-8b"))
+    alpha = str(asked.pop("alpha", "prior"))
+    known = {"gpu": "h100", "engine": "vllm", "engine_version": "0.33.0", "mode": "graph", **asked}
+    request = WorkloadRequest(**known)  # type: ignore[arg-type]
+    pipeline.search(
+        pipeline.SearchRequest(
+            target, request, trials=12, run=folder, families=("independent",), space="wide-shallow", alpha=alpha
+        )
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("runs")
+    return {
+        "one": run(base / "one"),
+        "many": run(base / "many", batch_size=64, context_len=2048),
+        "again": run(base / "again"),
+        "other": run(base / "other", target="llama-65b", tensor_parallel=4),
+    }
+
+
+def test_terms_add_up_and_each_condition_is_swapped_alone(runs: dict[str, Path]) -> None:
+    found = compare_runs([runs["one"], runs["many"]])
+    assert set(found.differing) == {"batch size", "context"} and found.conditions["batch size"] == ("1", "64")
+    (pair,) = found.pairs
+    assert not pair.same and pair.here is not None and pair.there is not None, pair.why
+    assert pair.here.total <= 0.0 <= pair.there.total, "each winner wins at home"
+    for lead in (pair.here, pair.there, *(swap.lead for swap in pair.swaps)):
+        assert lead is not None and math.fsum(lead.terms.values()) == pytest.approx(lead.total, abs=1e-12)
+        assert lead.total == pytest.approx(math.log(lead.second / lead.first))
+        assert set(lead.terms) == set(TERMS) and lead.terms["decode_s"] == pytest.approx(0.0, abs=1e-12)
+    assert [swap.factor for swap in pair.swaps] == ["batch size", "context"]
+    assert pair.here.first == pytest.approx(found.winners[0].speedup)
+    assert pair.there.second == pytest.approx(found.winners[1].speedup)
+    assert "What changed most in its favour" in pair.words()
+
+
+def test_the_same_winner_another_target_and_what_is_no_run(runs: dict[str, Path], tmp_path: Path) -> None:
+    found = compare_runs([runs["one"], runs["again"], runs["other"]])
+    assert found.pairs[0].same and found.pairs[0].words().startswith("again has the same winner")
+    assert found.pairs[1].why == "they draft for different targets"
+    assert compare_text(found.to_dict()).count("\n") > 8
+    with pytest.raises(ArchsearchError, match="two runs or more"):
+        compare_runs([runs["one"]])
+    with pytest.raises(ArchsearchError, match="does not exist"):
+        compare_runs([runs["one"], tmp_path / "nowhere"])
+
+
+def test_the_command_its_json_and_its_page(runs: dict[str, Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = call("compare", str(runs["one"]), str(runs["many"]), "--html", str(page), "--json")
+    data = last_json(result)
+    assert data == json.loads(json.dumps(data)) and data["pairs"][0]["swaps"][0]["factor"] == "batch size"
+    assert "one" in page.read_text() and "<table>" in page.read_text()
+    text = call("compare", str(runs["one"]), str(runs["many"])).stdout
+    assert "What differs:" in text and "batch size" in text and max(map(len, text.splitlines())) < 160
+    data["runs"][0] = data["pairs"][0]["first"] = "<script>alert(1)</script>"
+    assert "<script>" not in compare_section(data)
+    assert "two runs or more" in refused("compare", str(runs["one"]))

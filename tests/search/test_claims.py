@@ -1,0 +1,164 @@
+"""Trials that several processes share: each is done once, whoever is killed when; PostgreSQL too, where it is installed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import optuna
+import pytest
+
+from archsearch.search.claims import Claims, Task
+from archsearch.search.objective import Scorer
+from archsearch.search.space import SearchSpace
+from archsearch.search.storage import open_storage
+from archsearch.search.study import How, search
+
+WORKER = textwrap.dedent(
+    """
+    import os, sys, time, optuna
+    from optuna.trial import create_trial
+    from archsearch.search.claims import Claims, Task
+    from archsearch.search.storage import open_storage
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage, count, pace, grace = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    study = optuna.create_study(storage=open_storage(storage), study_name="s", load_if_exists=True, direction="maximize")
+    def do(number):
+        time.sleep(pace)
+        return create_trial(value=float(number), user_attrs={"result": number})
+    tasks = [Task(str(n), {}, {}, lambda n=n: do(n), {"origin": "test"}) for n in range(count)]
+    claims = Claims(study, grace_s=grace, beat_s=0.2)
+    open(os.path.join(sys.argv[5], str(os.getpid())), "w").close()
+    claims.finish(tasks)
+    claims.close_left()
+    print(claims.done)
+    """
+)
+
+
+def start(storage: str, count: int, pace: float, ready: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WORKER, storage, str(count), str(pace), "4.0", str(ready)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def storm(storage: str, count: int, workers: int, pace: float, every_s: float, ready: Path) -> tuple[int, int]:
+    """`workers` processes at `count` trials, one of those at work killed every `every_s` seconds and started again; (kills, kills
+    that met a worker with a claim)."""
+    running = [start(storage, count, pace, ready) for _ in range(workers)]
+    rng, kills, last = random.Random(0), 0, time.monotonic()
+    while any(process.poll() is None for process in running):
+        time.sleep(0.05)
+        alive = [process for process in running if process.poll() is None and (ready / str(process.pid)).exists()]
+        if time.monotonic() - last > every_s and len(alive) > 1:
+            victim = rng.choice(alive)
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.communicate()
+            running.remove(victim)
+            running.append(start(storage, count, pace, ready))
+            kills, last = kills + 1, time.monotonic()
+    for process in running:
+        out, errors = process.communicate()
+        assert process.returncode == 0, errors
+    study = optuna.load_study(storage=open_storage(storage), study_name="s")
+    trials = study.get_trials(deepcopy=False)
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    assert sorted(float(trial.value or 0.0) for trial in complete) == [float(n) for n in range(count)], "lost or counted twice"
+    assert not [trial for trial in trials if not trial.state.is_finished()], "left running"
+    if "://" in storage:
+        study._storage.remove_session()
+        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    dead = [trial for trial in trials if "is gone" in str(trial.user_attrs.get("closed", ""))]
+    return kills, len(dead)
+
+
+def test_one_process_does_all_and_a_second_finds_nothing_to_do(tmp_path: Path) -> None:
+    study = optuna.create_study(storage=open_storage(tmp_path / "j.log"), study_name="s")
+    tasks = [Task(str(n), {}, {}, partial(optuna.trial.create_trial, value=float(n)), {}) for n in range(5)]
+    first, second = Claims(study), Claims(study)
+    assert {key: trial.value for key, trial in first.finish(tasks).items()} == {str(n): float(n) for n in range(5)}
+    assert len(second.finish(tasks)) == 5 and (first.done, second.done) == (5, 0)
+
+
+def test_the_lower_claim_stands_and_a_dead_one_is_taken_over(tmp_path: Path) -> None:
+    study = optuna.create_study(storage=open_storage(tmp_path / "j.log"), study_name="s")
+    running = optuna.trial.create_trial(
+        state=optuna.trial.TrialState.RUNNING, user_attrs={"key": "a", "worker": "dead", "alive": 3}
+    )
+    study.add_trial(running)
+    claims = Claims(study, grace_s=0.5, beat_s=0.1)
+    task = Task("a", {}, {}, lambda: optuna.trial.create_trial(value=1.0), {})
+    claims._try(task)  # somebody is at it
+    assert study.trials[1].user_attrs["closed"] == "somebody else was quicker" and claims.done == 0
+    assert claims.finish([task])["a"].number == 2
+    assert study.trials[0].user_attrs["closed"] == "dead is gone"
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
+
+
+def test_a_shared_search_answers_as_one_alone(
+    make_scorer: Callable[..., Scorer], small_space: SearchSpace, tmp_path: Path
+) -> None:
+    alone = search(small_space, make_scorer(), trials=40, seed=3)
+    shared = search(small_space, make_scorer(), trials=40, seed=3, storage=tmp_path / "j.log", how=How(shared=True))
+    assert shared.trials == alone.trials and shared.scored_here == 40
+    again = search(small_space, make_scorer(), trials=40, seed=3, storage=tmp_path / "j.log", how=How(shared=True))
+    assert again.trials == alone.trials and again.scored_here == 0
+
+
+@pytest.mark.slow
+def test_workers_on_a_journal_that_are_killed_lose_nothing(tmp_path: Path) -> None:
+    kills, _ = storm(str(tmp_path / "j.log"), 60, 3, 0.1, 3.0, tmp_path)
+    assert kills >= 1
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """A PostgreSQL server of the test's own; skipped where it, or Python's driver, is not installed."""
+    pytest.importorskip("psycopg2")
+    found = shutil.which("initdb") or next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))), None)
+    if found is None:
+        pytest.skip("PostgreSQL is not installed")
+    tools, folder, port = Path(found).parent, Path(tempfile.mkdtemp(prefix="archsearch-pg-")), _free_port()
+    as_user: list[str] = []
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+        if shutil.which("runuser") is None:
+            pytest.skip("PostgreSQL does not run as root")
+        shutil.chown(folder, "nobody")
+        as_user = ["runuser", "-u", "nobody", "--"]
+
+    def run(*command: str) -> None:
+        result = subprocess.run([*as_user, *command], capture_output=True, text=True, cwd="/", check=False)
+        if result.returncode:
+            pytest.skip(f"PostgreSQL does not start here: {(result.stderr or result.stdout)[-300:]}")
+
+    data = str(folder / "data")
+    run(str(tools / "initdb"), "-D", data, "-U", "me", "-A", "trust", "--no-sync")
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    run(str(tools / "pg_ctl"), "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
+    try:
+        yield f"postgresql+psycopg2://me@127.0.0.1:{port}/postgres"
+    finally:
+        subprocess.run([*as_user, str(tools / "pg_ctl"), "-D", data, "-m", "immediate", "stop"], capture_output=True, cwd="/")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_four_workers_on_postgresql_one_killed_every_few_seconds(postgres: str, tmp_path: Path) -> None:
+    kills, taken_over = storm(postgres, 400, 4, 0.05, 4.0, tmp_path)
+    assert kills >= 2, (kills, taken_over)
