@@ -45,6 +45,7 @@ class EngineFacts:
     trimmed_head: bool = False  # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
     sharded_draft: bool = False  # shards the draft as it shards the target; else the draft runs on one device
     idle_pass: bool = False  # runs a pass of the draft even where a schedule says gamma 0
+    idle_round: bool = False  # what a round adds stays where a schedule says gamma 0
 
     # -- which drafters it runs
     families: Mapping[str, str] = field(
@@ -196,6 +197,7 @@ _ROWS: Final = (
         version="1.3",
         batches=True,  # in-flight batching
         schedules=True,  # draft_len_schedule
+        idle_round=True,  # speculative per-step costs remain at draft length 0 (pull request 18837, open in 2026-09)
         sharded_draft=True,  # the one-model worker runs the draft in the target's mapping (_torch/speculative/draft_target.py)
         export="archsearch.export.engines:tensorrt_llm",
         # DraftTarget-, Eagle3-, MTP-, NGram-, PARD-, DFlashDecodingConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from archsearch.errors import ArchsearchError
@@ -71,6 +71,30 @@ def gamma_at(ranges: Ranges, batch_size: int, gamma: int = 0) -> int:
 def largest_gamma(ranges: Ranges, gamma: int) -> int:
     """What an engine must be ready for: the schedule's largest gamma, `gamma` without a schedule (or one that never drafts)."""
     return max((entry[2] for entry in ranges), default=0) or gamma
+
+
+def refined(points: Sequence[tuple[int, int]], choose: Callable[[int], int]) -> list[tuple[int, int]]:
+    """`points` (batch size, gamma) with the batch sizes beside each other between which the gamma changes: `choose` is asked for
+    those in between, so that no gamma goes on to a batch size where another, or none, is better."""
+    found: list[tuple[int, int]] = []
+    for (batch, gamma), (after, next_gamma) in zip(points, [*points[1:], points[-1]], strict=True):
+        found.append((batch, gamma))
+        low, here = batch, gamma
+        while here != next_gamma and after - low > 1:
+            left, right, other = low, after, next_gamma
+            while right - left > 1:
+                middle = (left + right) // 2
+                chosen = choose(middle)
+                if chosen == here:
+                    left = middle
+                else:
+                    right, other = middle, chosen
+            if left > low:
+                found.append((left, here))
+            if right < after:
+                found.append((right, other))
+            low, here = right, other
+    return found
 
 
 def schedule_from_points(points: Sequence[tuple[int, int]]) -> Ranges:

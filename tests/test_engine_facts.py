@@ -84,3 +84,18 @@ def test_unknown_engines() -> None:
     with pytest.raises(ArchsearchError, match="does not run SGLang: it ranks drafts for it .* --engine transformers or vllm$"):
         runnable_engine("sglang")
     assert engine_title("vllm") == "vLLM" and engine_title("ollama") == "ollama"
+
+
+def test_off_still_costs_a_round_in_tensorrt_llm() -> None:
+    from archsearch.architecture.catalogue import load as shape
+    from archsearch.hardware.device import load_device
+    from archsearch.latency.roofline import RooflineLatency
+    from archsearch.workload import Workload
+
+    target, draft = shape("llama-3.1-8b").architecture, shape("llama-3.2-1b").architecture
+    costs = {
+        name: RooflineLatency(load_device("h100"), "bfloat16", "graph", name).idle_s(target, draft, Workload()).value
+        for name in ("vllm", "sglang", "tensorrt-llm")
+    }
+    assert costs["sglang"] == 0.0 and costs["vllm"] > 0.0
+    assert costs["tensorrt-llm"] == pytest.approx(0.5e-3, rel=0.1), "what a round adds, without drafting"

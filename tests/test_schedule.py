@@ -6,7 +6,7 @@ import pytest
 
 from archsearch.engines.engine import check_start
 from archsearch.errors import ArchsearchError
-from archsearch.schedule import gamma_at, schedule_from_points
+from archsearch.schedule import gamma_at, refined, schedule_from_points
 
 RANGES = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
 
@@ -28,3 +28,18 @@ def test_an_engine_is_not_started_with_a_schedule_that_has_a_hole() -> None:
         check_start(4, "draft", (), ((1, 2, 4), (4, 8, 1)))
     with pytest.raises(ArchsearchError, match="schedule's largest is 4"):
         check_start(3, "draft", (), RANGES)
+
+
+def test_borders_are_looked_for_between_points() -> None:
+    best = {batch: 4 if batch < 19 else 2 if batch < 25 else 0 for batch in range(1, 65)}
+    asked: list[int] = []
+
+    def choose(batch: int) -> int:
+        asked.append(batch)
+        return best[batch]
+
+    points = [(batch, best[batch]) for batch in (1, 2, 4, 8, 16, 32, 64)]
+    ranges = schedule_from_points(refined(points, choose))
+    assert ranges == ((1, 18, 4), (19, 24, 2), (25, 64, 0))
+    assert len(asked) < 16, "by bisection"
+    assert refined([(1, 3)], choose) == [(1, 3)] and refined([(1, 3), (2, 1)], choose) == [(1, 3), (2, 1)]

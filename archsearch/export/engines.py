@@ -17,7 +17,7 @@ from typing import Any, Final
 from archsearch.engine_facts import ENGINES, load
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
-from archsearch.export.schedule import tensorrt_schedule
+from archsearch.export.schedule import last_drafting, tensorrt_schedule
 from archsearch.schedule import Ranges, largest_gamma
 
 GGUF_FILE: Final = "draft.gguf"
@@ -160,6 +160,9 @@ def tensorrt_llm(setup: Setup) -> Serving:
         )
     elif setup.schedule:
         notes.append("The schedule is left out: TensorRT-LLM wants the largest draft length at batch size 1.")
+        if (most := last_drafting(setup.schedule)) is not None:
+            speculative["max_concurrency"] = most
+            notes.append(f"`max_concurrency`: above batch size {most} it does not draft.")
     options: dict[str, Any] = {"backend": "pytorch", "disable_overlap_scheduler": True}
     if setup.tensor_parallel > 1:
         options["tensor_parallel_size"] = setup.tensor_parallel

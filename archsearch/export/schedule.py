@@ -5,6 +5,14 @@ from __future__ import annotations
 from archsearch.schedule import Ranges, largest_gamma
 
 
+def last_drafting(ranges: Ranges) -> int | None:
+    """The largest batch size at which a schedule drafts, where it drafts nothing above it; None where it never stops, or never
+    drafts."""
+    if not ranges or ranges[-1][2] != 0:
+        return None
+    return max((last for _, last, gamma in ranges if gamma), default=None)
+
+
 def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:
     """TensorRT-LLM's draft_len_schedule {batch size: draft length}, None where it cannot say the schedule.
 

@@ -222,6 +222,12 @@ def larger_std(first: Estimate, second: Estimate) -> float:
     return math.sqrt(max(square - mean * mean, 0.0))
 
 
+def _nothing_drafted(workload: Workload) -> Passes:
+    """A round of no draft tokens, as far as what the engine adds is concerned."""
+    none = Estimate(0.0, 0.0, "modelled")
+    return Passes(none, none, none, 0, workload.batch_size, 0, 0, context=workload.context_len)
+
+
 class LatencyOfRounds:
     """`round` and `free_layers` for a latency that prices passes: by `rounds` where the engine's host is told apart, else the sum
     of `draft_s`, `verify_s` and `added_s`.
@@ -285,7 +291,10 @@ class LatencyOfRounds:
 
     def idle_s(self: Any, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
         """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching that
-        takes longer than a plain step. What a round adds for the tokens it drafted is not charged (assumed: there are none)."""
+        takes longer than a plain step. What a round adds for the tokens it drafted is not charged (assumed: there are none); what
+        it adds by itself is, where the engine's speculative step stays (`EngineFacts.idle_round`)."""
+        if self.rounds is not None and self.facts.idle_round:
+            return _extra(self.rounds.costs, _nothing_drafted(workload))
         if isinstance(draft, Drafter):
             if draft.model is None:
                 from archsearch.latency.drafted import drafter_idle_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.runs.schedule_file import SCHEDULE_FILE, schedule_to_dict, write_schedule
-from archsearch.schedule import GammaSchedule, SchedulePoint, largest_gamma, schedule_from_points
+from archsearch.schedule import GammaSchedule, SchedulePoint, largest_gamma, refined, schedule_from_points
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import drifting_positions
 from archsearch.workload import Workload
@@ -72,20 +73,24 @@ def schedule_points(
     """
     points = []
     for batch in sorted(set(batch_sizes)):
-        local = scorer.at_batch(batch)
-        if not _fits(scorer.target, draft, local.workload, device):
+        if not _fits(scorer.target, draft, replace(scorer.workload, batch_size=batch), device):
             break
-        scores = {gamma: local.measured(draft, alpha, taus, gammas=[gamma]) for gamma in scorer.gammas if gamma in taus}
-        best = max(scores, key=lambda gamma: scores[gamma].speedup.value)
-        by_gamma = {gamma: score.speedup for gamma, score in scores.items()}
-        off = speedup_when_off(local, draft)
-        if by_gamma[best].value > off.value:
-            points.append(SchedulePoint(batch, best, scores[best].tau, by_gamma[best], by_gamma))
-        else:
-            points.append(SchedulePoint(batch, 0, Estimate(1.0, 0.0, off.source), off, by_gamma))
+        points.append(schedule_point(scorer, draft, alpha, taus, batch))
     if not points:
         raise ArchsearchError(f"target and draft do not fit {device.key} even at batch size {min(batch_sizes)}; lower --context")
     return points
+
+
+def schedule_point(scorer: Scorer, draft: Draft, alpha: Estimate, taus: dict[int, Estimate], batch: int) -> SchedulePoint:
+    """The best gamma at one batch size, 0 where none is faster than drafting nothing."""
+    local = scorer.at_batch(batch)
+    scores = {gamma: local.measured(draft, alpha, taus, gammas=[gamma]) for gamma in scorer.gammas if gamma in taus}
+    best = max(scores, key=lambda gamma: scores[gamma].speedup.value)
+    by_gamma = {gamma: score.speedup for gamma, score in scores.items()}
+    off = speedup_when_off(local, draft)
+    if by_gamma[best].value > off.value:
+        return SchedulePoint(batch, best, scores[best].tau, by_gamma[best], by_gamma)
+    return SchedulePoint(batch, 0, Estimate(1.0, 0.0, off.source), off, by_gamma)
 
 
 def speedup_when_off(scorer: Scorer, draft: Draft) -> Estimate:
@@ -126,7 +131,12 @@ def schedule_rank(
     usual = [size for size in BATCH_SIZES if size == 1 or not one_by_one and (largest is None or size <= 2 * largest)]
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
     points = schedule_points(scorer, score.drafter or score.architecture, alpha, taus, device, sizes)
-    ranges = schedule_from_points([(point.batch_size, point.gamma) for point in points])
+    drafter = score.drafter or score.architecture
+    chosen = refined(
+        [(point.batch_size, point.gamma) for point in points],
+        lambda batch: schedule_point(scorer, drafter, alpha, taus, batch).gamma,
+    )
+    ranges = schedule_from_points(chosen)
     schedule = GammaSchedule(ranges, tuple(points), name, words)
     write_schedule(folder / SCHEDULE_FILE, schedule)
     most = points[-1].batch_size

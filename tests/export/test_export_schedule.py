@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, bisect_right
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from archsearch.errors import ArchsearchError
-from archsearch.export.schedule import tensorrt_schedule
+from archsearch.export.engines import Setup, serving
+from archsearch.export.schedule import last_drafting, tensorrt_schedule
 from archsearch.schedule import Ranges, check_schedule, gamma_at, largest_gamma
 
 RANGES: Ranges = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
@@ -74,3 +76,10 @@ def test_what_tensorrt_cannot_say() -> None:
     assert tensorrt_schedule(()) is None
     assert tensorrt_schedule(((1, 4, 2), (5, 8, 3))) is None, "batch 1 must have the largest draft length"
     assert tensorrt_schedule(((1, 4, 0), (5, 8, 0))) is None
+
+
+def test_a_schedule_that_cannot_be_said_still_stops_drafting() -> None:
+    assert last_drafting(((1, 4, 3), (5, 32, 5), (33, 256, 0))) == 32
+    assert last_drafting(((1, 4, 3),)) is None and last_drafting(((1, 256, 0),)) is None
+    yaml_text = serving("tensorrt-llm", Setup(Path("d"), "T", 5, "bfloat16", ((1, 4, 3), (5, 32, 5), (33, 256, 0)))).files
+    assert "max_concurrency: 32" in next(iter(yaml_text.values())) and "draft_len_schedule" not in next(iter(yaml_text.values()))
