@@ -22,7 +22,8 @@ TEXT: Final = "#1d2430"
 STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 10.0, "text.color": TEXT, "axes.labelcolor": TEXT,
     "axes.edgecolor": TEXT, "xtick.color": TEXT, "ytick.color": TEXT, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.grid": True, "grid.color": TEXT, "grid.alpha": 0.15, "legend.frameon": False, "legend.fontsize": 8.5,
+    "axes.grid": True,
+    "axes.axisbelow": True, "grid.color": TEXT, "grid.alpha": 0.15, "legend.frameon": False, "legend.fontsize": 8.5,
     "legend.title_fontsize": 8.5, "axes.linewidth": 0.8, "axes.titlesize": 11.0, "text.parse_math": False,
 }  # fmt: skip
 _MARKERS: Final = {"circle": "o", "ring": "o", "diamond": "D", "cross": "x", "square": "s"}
