@@ -189,7 +189,8 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     plan = climb.make_plan(session, file)
     say(climb.plan_text(plan))
     if plan.stay:
-        state.notes = [f"rung 0 only: {plan.stay}"]
+        kept = 1.0 - climbing_share(request.families)
+        state.notes = [f"rung 0 only: {plan.stay}" + (f"; heads keep {kept:.0%} of the minutes besides" if kept else "")]
         file.save()
         return rank_only(session) | {"rungs": [], "notes": state.notes, "plan": plan.to_dict()}
     trainer = session.trainer()

@@ -45,15 +45,17 @@ class Belief:
         self._learnt = state
         context = self.scorer.context
         fitted: AcceptanceEstimator
-        if self.shorts:
+        # One that ended before its first look, on a very slow machine, says nothing yet.
+        looked = {shape: short for shape, short in self.shorts.items() if short.points}
+        if looked:
             curves = [
-                [AlphaPoint(*point, epoch_tokens=short.epoch_tokens) for point in short.points] for short in self.shorts.values()
+                [AlphaPoint(*point, epoch_tokens=short.epoch_tokens) for point in short.points] for short in looked.values()
             ]
-            at = max(short.tokens for short in self.shorts.values())
+            at = max(short.tokens for short in looked.values())
             end = max(self.full_tokens or at, at)
             context = replace(context, trained_tokens=float(end))
             shared = fit_prior(curves)
-            stands = levels(self.shorts, shared)
+            stands = levels(looked, shared)
             # What is trained here is known better from here than from an earlier run on other text.
             others = [item for item in self.known if item.architecture not in stands]
             fitted = ExtrapolatedAcceptance(
@@ -63,7 +65,7 @@ class Belief:
                 ),
                 replace(context, temperature=0.0),
                 prior=self.supernet(),
-                sampling_std=sampling_std(self.shorts),
+                sampling_std=sampling_std(looked),
             ).fit([*others, *finalists])
         else:
             fitted = (self.supernet() or PriorAcceptance()).fit([*self.known, *finalists])
