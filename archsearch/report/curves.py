@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import atomic_path
-from archsearch.report.figures import SERIES, STYLE
+from archsearch.report.chart_files import STYLE
+from archsearch.report.charts import SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -34,7 +34,18 @@ def curves_text(result: Mapping[str, Any]) -> str:
 
 
 def _one(item: Mapping[str, Any], axis: str) -> list[str]:
-    header = (WORDS[axis], "gamma", "tau", "speed-up", "ideal", "ms a token", "without", "tokens/s", "without", "pays")
+    header: tuple[str, ...] = (
+        WORDS[axis],
+        "gamma",
+        "tau",
+        "speed-up",
+        "ideal",
+        "ms a token",
+        "without",
+        "tokens/s",
+        "without",
+        "pays",
+    )
     if axis == "gamma":
         header = (header[0], *header[2:])
     rows = []
