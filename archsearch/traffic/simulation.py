@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -67,7 +67,7 @@ class _Server:
         if self.wake is not None and not self.wake.triggered:
             self.wake.succeed()
 
-    def run(self) -> Iterator[Any]:
+    def run(self) -> Generator[Any, Any, None]:
         while True:
             while self.waiting and len(self.reading) + len(self.decoding) < self.service.held:
                 self.reading.append(self.waiting.popleft())
@@ -131,13 +131,13 @@ def simulate(
     env = simpy.Environment()
     server = _Server(env, service, read_s or (lambda tokens: service.prefill_s), np.random.default_rng(seed))
 
-    def arrivals() -> Iterator[Any]:
+    def arrivals() -> Generator[Any, Any, None]:
         for request in requests:
             if request.arrival_s > env.now:
                 yield env.timeout(request.arrival_s - env.now)
             server.arrive(request)
 
-    def limit() -> Iterator[Any]:
+    def limit() -> Generator[Any, Any, None]:
         while len(server.done) < len(requests):
             yield env.timeout(step)
 

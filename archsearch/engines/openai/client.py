@@ -91,7 +91,8 @@ class OpenAIServer:
 
     def _read(self, response: http.client.HTTPResponse, sent: float, began: float) -> Answer:
         first = done = 0.0
-        pieces, usage, finished = 0, {}, False
+        usage: dict[str, Any] = {}
+        pieces, finished = 0, False
         for event in _events(response):
             if event == "[DONE]":
                 finished = True
