@@ -130,7 +130,7 @@ def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from archsearch.search.storage import open_storage
 
-    found = {}
+    found: dict[str, Any] = {}
     space = load_space("demo").served(1, 608)
     scorer = scorer_of("smollm2-135m", arguments.gpu, space)
     row = scorer(next(space.enumerate(scorer.target))).to_dict()

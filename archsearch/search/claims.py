@@ -60,11 +60,11 @@ class Claims:
 
     def finish(self, tasks: Iterable[Task]) -> dict[str, FrozenTrial]:
         """Do all tasks together with whoever else does; the finished trial of each key. Returns when all are done."""
-        tasks = {task.key: task for task in tasks}
+        wanted = {task.key: task for task in tasks}
         while True:
-            finished, claimed = self._read(tasks)
-            free = [task for key, task in tasks.items() if key not in finished and key not in claimed]
-            if len(finished) == len(tasks):
+            finished, claimed = self._read(wanted)
+            free = [task for key, task in wanted.items() if key not in finished and key not in claimed]
+            if len(finished) == len(wanted):
                 return finished
             if free:  # any of them: others that look at the same list seldom take the same
                 self._try(self._random.choice(free))
@@ -79,7 +79,7 @@ class Claims:
         finished: dict[str, FrozenTrial] = {}
         claimed: dict[str, FrozenTrial] = {}
         for trial in sorted(self.study.get_trials(deepcopy=False), key=lambda trial: trial.number):
-            key = trial.user_attrs.get(KEY)
+            key = str(trial.user_attrs.get(KEY))
             if key not in wanted:
                 continue
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):

@@ -150,7 +150,9 @@ def test_a_study_of_another_space_or_objective_under_the_same_name(
     identity = identity_of(small_space, scorer, {})
     for file, direction, words in (("a.log", "maximize", "is about another space"), ("b.log", "minimize", "another objective")):
         study = optuna.create_study(
-            storage=storages.open_storage(tmp_path / file), study_name=study_name(STUDY, identity), direction=direction
+            storage=storages.open_storage(tmp_path / file),
+            study_name=study_name(STUDY, identity),
+            direction=direction,  # type: ignore[arg-type]
         )
         study.set_user_attr("archsearch", {**identity, "space": "another"})
         assert words in _refused(scorer, small_space, str(tmp_path / file))
