@@ -141,8 +141,9 @@ class LatentAttention:
         return self.batch * self.keys() * self.latent
 
     def attention_flops(self) -> int:
-        """Of the absorbed attention: scores over the latent, values over its unrotated part."""
-        return 2 * self.batch * self.tokens * self.heads * self.keys() * (2 * self.latent - self.rope)
+        """Of the absorbed attention: scores over the latent, values over its unrotated part. A prompt is read with plain heads."""
+        width = 2 * self.latent - self.rope if self.context else self.head_dim + self.v_dim
+        return 2 * self.batch * self.tokens * self.heads * self.keys() * width
 
     def flops(self) -> int:
         return 2 * self.batch * self.tokens * self.weight_elements() + self.attention_flops()

@@ -441,7 +441,7 @@ def _small(key: Key) -> bool:
         return op.m <= 32
     if isinstance(op, Attention):
         return op.batch * op.tokens <= 32
-    return mode == "graph" and op.elements <= 32 * 8192
+    return isinstance(op, AllReduce) and mode == "graph" and op.elements <= 32 * 8192
 
 
 def import_tables(
@@ -547,7 +547,8 @@ def import_tables(
                 def tick(chosen: int, what: str = f"choosing {kind} rows", start: int = start) -> None:
                     report(what, start + chosen, planned)
 
-                times, told = compress(kind, times, tick=tick)
+                plain: dict[Any, float] = times  # of GEMMs and attention only
+                times, told = compress(kind, plain, tick=tick)
                 done += COMPACT_ROWS[kind]
                 chosen[kind] = set(times)
                 provenance["told_from_kept_rows"][label] = told
