@@ -141,7 +141,7 @@ class LatentAttention:
         return self.batch * self.keys() * self.latent
 
     def attention_flops(self) -> int:
-        """Of the absorbed attention: scores over the latent, values over its unrotated part. A prompt is read with plain heads."""
+        """Of the absorbed attention: scores over the latent, values over its unrotated part; of a prompt, with plain heads."""
         width = 2 * self.latent - self.rope if self.context else self.head_dim + self.v_dim
         return 2 * self.batch * self.tokens * self.heads * self.keys() * width
 

@@ -548,7 +548,8 @@ def import_tables(
                     report(what, start + chosen, planned)
 
                 plain: dict[Any, float] = times  # of GEMMs and attention only
-                times, told = compress(kind, plain, tick=tick)
+                kept, told = compress(kind, plain, tick=tick)
+                times = {key: seconds for key, seconds in times.items() if key in kept}
                 done += COMPACT_ROWS[kind]
                 chosen[kind] = set(times)
                 provenance["told_from_kept_rows"][label] = told
