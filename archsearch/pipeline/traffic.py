@@ -87,11 +87,11 @@ def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
         trace = read_trace(request.trace)
         mix = Mix((LoadPart(request.trace.name, 1.0, trace.prompt, trace.output, requests_per_second=trace.requests_per_s),))
     else:
-        lengths = [
-            Lengths.read(count, what) for count, what in ((request.prompt_tokens, "prompt"), (request.output_tokens, "answer"))
-        ]
+        prompt, output = Lengths.read(request.prompt_tokens, "prompt"), Lengths.read(request.output_tokens, "answer")
         share = 1.0 / len(request.rates)
-        mix = Mix(tuple(LoadPart(f"{rate:g} requests/s", share, *lengths, requests_per_second=rate) for rate in request.rates))
+        mix = Mix(
+            tuple(LoadPart(f"{rate:g} requests/s", share, prompt, output, requests_per_second=rate) for rate in request.rates)
+        )
     if request.objective is not None:
         if request.objective not in OBJECTIVES:
             raise ArchsearchError(f"--objective {request.objective}: choose one of {', '.join(OBJECTIVES)}")

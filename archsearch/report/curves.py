@@ -37,8 +37,9 @@ def plot_curves(result: Mapping[str, Any], path: Path) -> None:
 
     check_plot(path)
     axis = result["sweep"]
-    ink = {name: ON_WHITE for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")}
-    with matplotlib.rc_context({**STYLE, **ink, "grid.color": ON_WHITE}):
+    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
+    style: Any = {**STYLE, **dict.fromkeys(inked, ON_WHITE)}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(7.0, 7.0), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
         engines = len({item["served"] for item in result["curves"]})

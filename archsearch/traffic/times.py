@@ -68,10 +68,8 @@ class RoundTimes:
             return np.where(found <= 2.0 * LEAST, 0.0, found)
 
         bound = np.where(share[:, None] < 0.5, self.host_bound[rows], self.host_bound[high])
-        return replace(
-            self, at=wanted, host_bound=bound,
-            **{name: mixed(getattr(self, name)) for name in ARRAYS},
-        )  # fmt: skip
+        times: dict[str, Any] = {name: mixed(getattr(self, name)) for name in ARRAYS}
+        return replace(self, at=wanted, host_bound=bound, **times)
 
 
 ARRAYS: Final = ("decode", "decode_std", "idle", "draft", "verify", "verify_std", "round", "round_std")
