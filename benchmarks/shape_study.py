@@ -22,6 +22,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,8 +48,9 @@ TERMS: Final = (
 )  # fmt: skip
 SHAPE_COLUMNS: Final = (*STUDY_SHAPE, "window_pattern", "sliding_window")
 DOMAIN_OF: Final = {"maths": "narrow", "plain": "completion"}  # a kind of text, in the prior's words
+DRAWN = (64_000, 128_000)  # tokens
 FOLDS = 5
-NOISE = 0.04  # logit: one look of one seed, until two seeds say more
+NOISE = 0.04  # logit: one look of one seed; assumed until a second seed says more
 
 
 def shape(
@@ -150,7 +152,7 @@ def train(arguments: argparse.Namespace) -> None:
         for seed in arguments.seeds:
             for name, arch in chosen_shapes(arguments.group).items():
                 path = Path(arguments.work[0]) / f"{kind}-s{seed}-{name}.json"
-                if not path.exists():
+                if not path.exists() and (not arguments.only or name in arguments.only):
                     found = train_one(loaded, arch, cache, heldout, seed, arguments.tokens)
                     write_json(path, {"kind": kind, "seed": seed, "name": name, "shape": arch.to_dict(), **found})
                     looks = " ".join(f"{look['tokens'] // 1000}k:{look['alpha']:.4f}" for look in found["looks"])
@@ -197,9 +199,9 @@ def read_rows(folders: Sequence[str]) -> list[dict[str, Any]]:
         arch = Architecture.from_dict(row["shape"])
         heldout = row["heldout_tokens"]
         context = AcceptanceContext(target, "narrow", context_len=round(np.mean(heldout)))
-        terms = shape_terms(arch, context)
         for look in row["looks"]:
             if look["tokens"]:
+                terms = shape_terms(arch, replace(context, trained_tokens=look["tokens"]))
                 mark = min(LOOKS, key=lambda at, seen=look["tokens"]: abs(math.log(at / seen)))
                 found.append({
                     "kind": row["kind"], "seed": row["seed"], "tokens": mark, "name": row["name"], "arch": arch,
@@ -311,20 +313,20 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def write_table(rows: Sequence[dict[str, Any]], path: Path, std: float) -> None:
-    """The rows that the prior is fitted with (acceptance/shape_study.csv): the last look of every draft with the usual head."""
+    """The rows that the prior is fitted with (acceptance/shape_study.csv): first and last look of drafts with the usual head."""
     columns = ("domain", "target", "seed", "tokens", "context_len", *SHAPE_COLUMNS, "alpha", "std")
-    most: dict[tuple[str, int, str], dict[str, Any]] = {}
+    looks: dict[tuple[str, int, str], dict[int, dict[str, Any]]] = {}
     for row in rows:
-        key = (row["kind"], row["seed"], row["name"])
-        if row["arch"].head_rows == HEAD_ROWS and row["tokens"] >= most.get(key, row)["tokens"]:
-            most[key] = row
+        if row["arch"].head_rows == HEAD_ROWS:
+            looks.setdefault((row["kind"], row["seed"], row["name"]), {})[row["tokens"]] = row
     lines = [
         "# Drafts of many shapes for one target, trained alike on one pass over the same texts (benchmarks/shape_study.py; rows",
         "# and page: benchmarks/results/2026-11-22-shapes). alpha: greedy agreement on held-out text, as with a full head;",
-        "# tokens: seen in training, none twice; context_len: mean length of the held-out texts; std: of logit(alpha).",
+        "# tokens: seen in training, none twice; context_len: mean length of the held-out texts; std: assumed.",
         ",".join(columns),
     ]
-    for (kind, seed, _), row in sorted(most.items(), key=lambda item: item[0]):
+    chosen = [(key, of[tokens]) for key, of in sorted(looks.items()) for tokens in sorted({min(of), max(of)})]
+    for (kind, seed, _), row in chosen:
         shape_values = row["arch"].to_dict() | {"sliding_window": row["arch"].sliding_window or ""}
         values = {
             "domain": DOMAIN_OF[kind], "target": "smollm2-135m", "seed": seed, "tokens": row["tokens"], "std": round(std, 3),
@@ -335,14 +337,15 @@ def write_table(rows: Sequence[dict[str, Any]], path: Path, std: float) -> None:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """One picture, a panel for each question: alpha of the longest look of seed 0, by kind of text."""
+    """One picture, a panel for each question: alpha of seed 0 after DRAWN tokens, by kind of text."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter, NullLocator
 
-    most = {kind: max(row["tokens"] for row in rows if row["kind"] == kind) for kind in {row["kind"] for row in rows}}
-    last = {(row["kind"], row["name"]): row["alpha"] for row in rows if row["seed"] == 0 and row["tokens"] == most[row["kind"]]}
+    drawn = {(row["kind"], row["tokens"], row["name"]): row["alpha"] for row in rows
+             if row["seed"] == 0 and row["tokens"] in DRAWN}  # fmt: skip
     axes_of = {
         "width": ("hidden size", lambda a: a.hidden_size), "depth": ("layers", lambda a: a.num_hidden_layers),
         "kv": ("KV heads / heads", lambda a: a.num_key_value_heads / a.num_attention_heads),
@@ -353,13 +356,19 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for panel, (group, shapes) in zip(panels.flat, study_shapes().items(), strict=True):
         label, value = axes_of[group]
         lines: dict[str, list[tuple[float, float]]] = {}
-        for (kind, name), alpha in last.items():
+        for (kind, tokens, name), alpha in drawn.items():
             if name in shapes:
-                lines.setdefault(f"{kind}, {same_but(group, shapes[name])}", []).append((value(shapes[name]), alpha))
+                line = f"{kind}, {same_but(group, shapes[name])}, {tokens // 1000}k tokens"
+                lines.setdefault(line, []).append((value(shapes[name]), alpha))
         for name, points in sorted(lines.items()):
             panel.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3.5, linewidth=1, label=name)
-        panel.set(xlabel=label, ylabel="held-out alpha", xscale="log", title=group)
-        panel.legend(fontsize=6)
+        ticks = sorted({x for points in lines.values() for x, _ in points})
+        panel.set(xlabel=label, ylabel="held-out alpha", xscale="log", title=group, xticks=ticks)
+        panel.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks], fontsize=7, rotation=45)
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        if lines:
+            panel.legend(fontsize=6)
     figure.savefig(path, dpi=110)
 
 
@@ -385,6 +394,7 @@ def main() -> int:
     parser.add_argument("--heldout", nargs="+", default=[], metavar="KIND=FOLDER")
     parser.add_argument("--work", nargs="+", required=True, help="folder of results; report reads several")
     parser.add_argument("--group", nargs="+", choices=("width", "depth", "kv", "ffn", "window", "head"))
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="train: these shapes")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--tokens", type=int, default=64_000)
     parser.add_argument("--json", help="report: write all of it there")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.prior import INDEPENDENT_DRIFT, PriorAcceptance
-from archsearch.acceptance.terms import COEFFICIENTS, UNKNOWN_TARGET, shape_terms
+from archsearch.acceptance.terms import COEFFICIENTS, UNKNOWN_TARGET, learnt_shares, shape_terms, tokens_of
 from archsearch.architecture.counts import body_parameters
 from archsearch.architecture.grid import ShapeGrid
 
@@ -47,8 +47,10 @@ def _level(prior: PriorAcceptance, grid: ShapeGrid, context: AcceptanceContext) 
     slope = dict(zip(COEFFICIENTS, prior.coefficients_.tolist(), strict=True))
     shared = {name: value for name, value in prior._terms(grid.at((0, 0, 0, 0)), context).items() if name not in VARYING}
     level: Any = math.fsum(slope[name] * value for name, value in shared.items())
+    taught = prior.taught(context)
+    shares = learnt_shares(tokens_of(taught)) if taught.training == "target" else {}
     for name, value in _terms(grid, context).items():
-        level = level + slope[name] * value
+        level = level + slope[name] * shares.get(name, 1.0) * value
     return np.asarray(level, dtype=float)
 
 

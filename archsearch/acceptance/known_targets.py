@@ -14,7 +14,7 @@ import numpy as np
 
 from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.published import Levels, Query, Spread, coefficients_for, design, lot_of
-from archsearch.acceptance.table import OWN_LOT, OWN_STUDY, Published, load_anchors, load_published
+from archsearch.acceptance.table import OWN_LOT, OWN_STUDY, Published, load_published, own_drafts
 from archsearch.acceptance.terms import lot_term
 from archsearch.architecture.architecture import Architecture
 
@@ -36,7 +36,7 @@ def known_target(target: Architecture) -> KnownTarget | None:
     key, family = _name_of(target)
     rows = [row for row in load_published() if row.level and row.target_key == key] if key else []
     relatives = [row for row in load_published() if row.level and row.target_family == family] if family else []
-    own = [anchor for anchor in load_anchors()[1] if anchor.target == key]
+    own = [anchor for anchor in own_drafts() if anchor.target == key]
     if not (relatives or own):
         return None
     lots = _lots(rows)
@@ -62,7 +62,7 @@ def _name_of(target: Architecture) -> tuple[str, str]:
     from archsearch.architecture import catalogue
 
     alike = [entry for entry in catalogue.entries() if _same(entry.architecture, target)]
-    keys = {row.target_key for row in load_published() if row.level} | {anchor.target for anchor in load_anchors()[1]}
+    keys = {row.target_key for row in load_published() if row.level} | {anchor.target for anchor in own_drafts()}
     key = next((entry.name for entry in alike if entry.name in keys), "")
     families = {row.target_family for row in load_published() if row.level}
     return key, next((entry.family for entry in alike if entry.family in families), "")

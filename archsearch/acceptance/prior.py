@@ -157,14 +157,17 @@ class PriorAcceptance:
             self._start(target)
         return self
 
+    def taught(self, context: AcceptanceContext) -> AcceptanceContext:
+        """The context with the training of a new draft: where nobody says how it is trained, as published drafts of its target
+        were."""
+        unsaid = (context.drafter, context.training, context.trained_tokens) == ("independent", "target", None)
+        if self.made_ is not None and unsaid:
+            return replace(context, training=self.made_[0], trained_tokens=self.made_[1])
+        return context
+
     def _terms(self, arch: Architecture, context: AcceptanceContext) -> dict[str, float]:
-        """The regressors of a shape. Where nobody says how it is trained, as the published drafts of its target were."""
-        if self.made_ is not None and (context.drafter, context.training, context.trained_tokens) == (
-            "independent",
-            "target",
-            None,
-        ):
-            context = replace(context, training=self.made_[0], trained_tokens=self.made_[1])
+        """The regressors of a shape."""
+        context = self.taught(context)
         return {**shape_terms(arch, context), lot_term(context.drafter, context.training): 1.0}
 
     @property

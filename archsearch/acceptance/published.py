@@ -6,8 +6,8 @@
 likelihood: of the target's family (its sizes), and of that on one domain; of a target; of a study; of a lot (drafts of one kind
 for one target, trained alike); of a study's domain; of a data set, whoever drafts; of a lot's text (one data set); of a draft
 within its lot. Drafts of one lot on one text share all but the last, so an ablation speaks clearly about depth or size although
-levels scatter widely. With the spreads known everything is Gaussian. This project's own anchors are one more study: their effects
-speak for their own target only.
+levels scatter widely. With the spreads known everything is Gaussian. This project's own drafts (anchors, and a lot of them: the
+study of shapes) are one more study: their effects speak for their own target only.
 
 `python -m archsearch.acceptance.published` fits spreads and drifts and writes published_fit.json, which `prior.py` reads. scipy
 is needed for that only. `known_targets.py` asks the same regression about a target of the table.
@@ -27,7 +27,7 @@ import numpy as np
 from archsearch.acceptance.drifts import Drifts, first_alpha, kind_of, sweeps
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext
 from archsearch.acceptance.fitted import FIT_FILE, PublishedFit
-from archsearch.acceptance.table import OWN_LOT, OWN_STUDY, Published, inputs_hash, load_anchors, load_published
+from archsearch.acceptance.table import OWN_STUDY, Published, inputs_hash, load_published, own_drafts
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
@@ -42,6 +42,7 @@ from archsearch.acceptance.terms import (
     shape_terms,
     size_terms,
     training_terms,
+    while_young,
     width_terms,
 )
 from archsearch.files import write_json
@@ -79,7 +80,7 @@ def row_terms(row: Published) -> dict[str, float]:
         terms |= width_terms(row.hidden_size, row.target_hidden_size)
     if row.heads and row.kv_heads:
         terms |= attention_terms(row.heads, row.kv_heads)
-    return terms
+    return while_young(terms, row.trained_tokens or UNKNOWN_TOKENS) if row.training == "target" else terms
 
 
 def level_alpha(row: Published, drifts: Mapping[str, Term]) -> float:
@@ -98,6 +99,12 @@ def level_alpha(row: Published, drifts: Mapping[str, Term]) -> float:
 # domains.
 EFFECTS: Final = (
     "family", "family_domain", "target", "study", "lot", "domain", "text", "loose_text", "dataset", "loose_dataset", "draft",
+)  # fmt: skip
+# Terms of the shape that studies may disagree about: each study has slopes of its own around the common ones. What one finds with
+# its training, text and sizes of model binds another only as far as studies have been found to agree.
+SLOPES: Final = (
+    "size", "depth", "single_layer", "overwide", "narrow", "tokens", "early", "grouped", "single_kv_head",
+    "cut_by_window", "window",
 )  # fmt: skip
 ALIKE_TEXTS: Final = ("chat", "code")
 ALIKE_DATASETS: Final = ("chat",)
@@ -154,14 +161,16 @@ def design(rows: Iterable[Published] | None = None, *, drifts: Mapping[str, Term
         y.append(logit(level_alpha(row, drifts)))
         noise.append(math.hypot(READING_STD, (row.alpha_std or 0.0) / (row.alpha * (1 - row.alpha))))
         labels.append(_row_labels(row))
-    for anchor in load_anchors()[1] if anchors else ():
+    for anchor in own_drafts() if anchors else ():
         entry = catalogue.load(anchor.target)
-        context = AcceptanceContext(entry.architecture, domain=anchor.domain, trained_tokens=anchor.tokens)
+        context = AcceptanceContext(
+            entry.architecture, context_len=anchor.context_len, domain=anchor.domain, trained_tokens=anchor.tokens
+        )
         x.append(regressors(shape_terms(anchor.architecture, context)))
         y.append(logit(anchor.alpha))
-        noise.append(0.08)  # one seed, 80 texts: two runs of one sketch differed by this much
-        of = _labels(OWN_STUDY, OWN_LOT, anchor.domain, "", (entry.family, entry.name))
-        condition = f"{OWN_LOT}|{anchor.domain}"
+        noise.append(anchor.std)
+        of = _labels(OWN_STUDY, anchor.lot, anchor.domain, "", (entry.family, entry.name))
+        condition = f"{anchor.lot}|{anchor.domain}"
         labels.append(
             {**of, "draft": f"{condition}|{anchor.architecture.label()}", "kind": "independent", "condition": condition}
         )
@@ -205,7 +214,8 @@ def _labels(study: str, lot: str, domain: str, dataset: str, target: tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Std in logit of each effect, and of what is left."""
+    """Std in logit of each effect, and of what is left; `slope`: how far the terms of SLOPES differ from study to study, as a
+    share of what is believed of each before the table."""
 
     family: float = 0.2
     family_domain: float = 0.2
@@ -219,6 +229,7 @@ class Spread:
     loose_dataset: float = 0.2
     draft: float = 0.1
     residual: float = 0.1
+    slope: float = 0.5
 
     def effect(self, name: str) -> float:
         value: float = getattr(self, name)
@@ -238,10 +249,21 @@ def same(first: Sequence[str], second: Sequence[str]) -> np.ndarray:
     return ((a[:, None] == b[None, :]) & (a[:, None] >= 0)).astype(float)
 
 
+def _slopes() -> np.ndarray:
+    """[len(COEFFICIENTS)] variance of a study's own slope at `Spread.slope` 1; 0 for terms that are not of SLOPES."""
+    return np.array([prior_of(name).std ** 2 if name in SLOPES else 0.0 for name in COEFFICIENTS])
+
+
 def _prior() -> tuple[np.ndarray, np.ndarray]:
     """(mean, variance) of every coefficient before the table."""
     terms = [prior_of(name) for name in COEFFICIENTS]
     return np.array([term.mean for term in terms]), np.array([term.std**2 for term in terms])
+
+
+def _own_slopes(first: Design, second: Design) -> np.ndarray:
+    """[len(first), len(second)] covariance from the slopes of each row's study, at `Spread.slope` 1."""
+    of_slopes: np.ndarray = (first.x * _slopes()) @ second.x.T
+    return of_slopes * same(first.study, second.study)
 
 
 @dataclass(frozen=True)
@@ -265,6 +287,7 @@ class Levels:
         covariance: np.ndarray = (first.x * _prior()[1]) @ second.x.T
         for name in EFFECTS:
             covariance += self.spread.effect(name) ** 2 * same(first.groups[name], second.groups[name])
+        covariance += self.spread.slope**2 * _own_slopes(first, second)
         return covariance
 
     @cached_property
@@ -298,7 +321,7 @@ def best_spread(rows: Design, start: Spread | None = None) -> Spread:
 
     mean, variance = _prior()
     fixed = (rows.x * variance) @ rows.x.T + np.diag(rows.noise**2)
-    kernels = [*(same(rows.groups[name], rows.groups[name]) for name in EFFECTS), np.eye(len(rows))]
+    kernels = [*(same(rows.groups[name], rows.groups[name]) for name in EFFECTS), np.eye(len(rows)), _own_slopes(rows, rows)]
     residual = rows.y - rows.x @ mean
     default = np.log(np.array(astuple(Spread())))
 
@@ -334,8 +357,8 @@ class Query:
 
 def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarray]:
     """(mean, covariance) over COEFFICIENTS for new drafts on new text: effects of the target and its family are in `intercept`,
-    study and lot in LOT_TERMS, family, study and text of a domain in the domains' terms. What `query` names is known as far as
-    the table goes, the rest is drawn anew.
+    study and lot in LOT_TERMS, family, study and text of a domain in the domains' terms, a study's slopes in those of the shape.
+    What `query` names is known as far as the table goes, the rest is drawn anew.
     """
     rows, spread = levels.rows, levels.spread
     mean, variance = _prior()
@@ -348,6 +371,9 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarr
             total[number] += spread.effect(name) ** 2
             cross[number] += spread.effect(name) ** 2 * same([label], rows.groups[name])[0]
 
+    slopes = spread.slope**2 * _slopes()  # the study's in which it is asked, or a new one's
+    total += slopes
+    cross += (slopes[:, None] * rows.x.T) * same([query.study], rows.study)
     shared("intercept", ("family", query.family), ("target", query.target))
     for domain in DOMAINS:
         of_family = f"{query.family}|{domain}" if query.family else ""

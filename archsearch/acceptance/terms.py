@@ -27,6 +27,13 @@ REFERENCE_LAYERS: Final = 2
 REFERENCE_RATIO: Final = 1 / 15
 REFERENCE_TOKENS: Final = 5e5
 EARLY_TOKENS: Final = 2e5
+# What size and depth bring comes with training: this share of it more per decade of tokens, all at REFERENCE_TOKENS. From 32k to
+# 128k tokens drafts of 1, 2, 4 and 8 layers rose by 0.22, 0.28, 0.35 and 0.41 in logit; with shares of 0.6 to 0.7 the study of
+# shapes gives size the slope of the published table (benchmarks/results/2026-11-22-shapes).
+CAPACITY_LEARNT: Final = 0.65
+LEAST_LEARNT: Final = 0.05
+# A single layer fell behind in no shape of that study, which ends here; published drafts and longer sketches show that it does.
+SINGLE_LAYER_TOKENS: Final = 1.28e5
 REFERENCE_TARGET: Final = 1e10
 BLOCK_LAYERS: Final = 5
 # The body of a target that the context does not name: that of the anchors.
@@ -150,6 +157,21 @@ def depth_terms(layers: int, drafter: str) -> dict[str, float]:
     return {"block_depth": math.log(layers / BLOCK_LAYERS)} if drafter == "block" else {}
 
 
+def learnt_shares(tokens: float) -> dict[str, float]:
+    """Which share of what a term of the shape says shows in an independent draft that its target's text has taught so far: all
+    from REFERENCE_TOKENS on, of size and depth less before (`CAPACITY_LEARNT`), of a single layer nothing at first."""
+    seen = max(float(tokens), 1e3)
+    learnt = min(max(1.0 + CAPACITY_LEARNT * math.log10(seen / REFERENCE_TOKENS), LEAST_LEARNT), 1.0)
+    late = math.log(seen / SINGLE_LAYER_TOKENS) / math.log(REFERENCE_TOKENS / SINGLE_LAYER_TOKENS)
+    return {"size": learnt, "depth": learnt, "single_layer": min(max(late, 0.0), 1.0)}
+
+
+def while_young(terms: Mapping[str, float], tokens: float) -> dict[str, float]:
+    """Terms of a draft after so many training tokens: each by its share of `learnt_shares`."""
+    shares = learnt_shares(tokens)
+    return {name: value * shares.get(name, 1.0) for name, value in terms.items()}
+
+
 def attention_terms(heads: int, kv_heads: int) -> dict[str, float]:
     """`grouped` and `single_kv_head`."""
     return {"grouped": float(kv_heads < heads), "single_kv_head": float(kv_heads == 1 < heads)}
@@ -178,6 +200,11 @@ def usual_tokens(target: Architecture | None) -> float:
     return min(REFERENCE_TOKENS * max(body / UNKNOWN_TARGET, 1.0), USUAL_TOKENS_MOST)
 
 
+def tokens_of(context: AcceptanceContext) -> float:
+    """Training tokens of a draft in this context."""
+    return usual_tokens(context.target) if context.trained_tokens is None else context.trained_tokens
+
+
 def token_terms(tokens: float) -> dict[str, float]:
     """`tokens` and `early`; both 0 at REFERENCE_TOKENS."""
     seen = max(float(tokens), 1e3)
@@ -196,13 +223,14 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, flo
         if value not in known:
             raise ArchsearchError(f"unknown {what} {value!r}; use one of {', '.join(known)}")
     result = {"intercept": 1.0, **domain_terms(context.domain), "temperature": context.temperature}
-    tokens = usual_tokens(context.target) if context.trained_tokens is None else context.trained_tokens
+    tokens = tokens_of(context)
     result |= training_terms(context.training, tokens)
     if context.drafter != "independent":
         # Their layers have the target's width, and what they see of it outweighs their own size: kind and depth say it all.
         result |= {"sees_target": 1.0, f"drafter {context.drafter}": 1.0}
         return result | depth_terms(arch.num_hidden_layers, context.drafter)
-    result |= _body_terms(arch, context.target)
+    body = _body_terms(arch, context.target)
+    result |= while_young(body, tokens) if context.training == "target" else body
     sliding, cut = 0.0, 0.0
     if "S" in arch.window_pattern:
         for window in arch.windows():

@@ -113,10 +113,26 @@ def test_more_training_helps_less_and_less():
     tokens = [2e4, 2e5, 2e6, 2e7, 2e8]
     levels = [logit(prior.predict(TWO_LAYERS, AcceptanceContext(SMOLLM2, trained_tokens=t)).alpha.value) for t in tokens]
     gains = np.diff(levels)
-    assert (gains > 0.1).all() and gains[0] > 2 * gains[1]
+    # The first decade brings most, the later ones alike; what the study of shapes gained from 32k to 128k is 0.4 to 0.7 a decade.
+    assert (gains > 0.1).all() and gains[0] > gains[1] and 0.35 < gains[0] < 0.8
     assert usual_tokens(SMOLLM2) == pytest.approx(5e5, rel=0.01) and usual_tokens(LLAMA_65B) == pytest.approx(3e8, rel=0.05)
     said = prior.predict(TWO_LAYERS, AcceptanceContext(SMOLLM2, trained_tokens=usual_tokens(SMOLLM2)))
     assert prior.predict(TWO_LAYERS, SMOL) == said
+
+
+def test_what_size_and_depth_bring_comes_with_training():
+    """Shapes of the study: from 32k to 128k tokens 8 layers gained 0.41, one layer 0.22; two layers were no better than one."""
+    prior = PriorAcceptance()
+    deep = TWO_LAYERS.replace(num_hidden_layers=8)
+    one = TWO_LAYERS.replace(num_hidden_layers=1)
+
+    def gap(first: Architecture, second: Architecture, tokens: float) -> float:
+        context = AcceptanceContext(SMOLLM2, domain="narrow", trained_tokens=tokens)
+        return logit(prior.predict(first, context).alpha.value) - logit(prior.predict(second, context).alpha.value)
+
+    early, usual, late = (gap(deep, TWO_LAYERS, tokens) for tokens in (3.2e4, 5e5, 5e7))
+    assert 0 < early < usual / 2 and usual == pytest.approx(late)
+    assert abs(gap(one, TWO_LAYERS, 6.4e4)) < 0.12 and gap(one, TWO_LAYERS, 5e5) < -0.2
 
 
 def test_drafters_that_see_the_target_sink_along_the_block():
@@ -193,7 +209,9 @@ def test_width_beyond_the_target_brings_doubt_and_no_endless_gain():
     wide = Architecture(4096, 16384, 2, 64, 64, 64, 49152)
     target_body = SMOLLM2.replace(num_hidden_layers=2, intermediate_size=30000)
     wider = Architecture(8192, 32768, 2, 128, 128, 64, 49152)
-    assert prior.predict(wider, SMOL).alpha.value == pytest.approx(prior.predict(wide, SMOL).alpha.value)
+    # Hidden states seven and fourteen times the target's: no more apart than the study of shapes saw at twice (0.1 logit).
+    gap = logit(prior.predict(wider, SMOL).alpha.value) - logit(prior.predict(wide, SMOL).alpha.value)
+    assert abs(gap) < 0.1
     assert prior.difference_std(wide, TWO_LAYERS, SMOL) > prior.difference_std(target_body, TWO_LAYERS, SMOL) * 1.2
 
 
@@ -213,7 +231,8 @@ def test_temperature_and_windows():
     sampled = logit(prior.predict(TWO_LAYERS, AcceptanceContext(target=SMOLLM2, temperature=1.0)).alpha.value)
     assert sampled - greedy == pytest.approx(-0.22, abs=0.06)  # LK -0.19, EAGLE-1 -0.15, DFlash -0.23, Leviathan -0.25
     window = TWO_LAYERS.replace(window_pattern="S", sliding_window=512)
-    assert logit(prior.predict(window, SMOL).alpha.value) == pytest.approx(greedy)
+    # A window that cuts nothing: its term is what shapes of the study leave over, and small beside what no term explains.
+    assert logit(prior.predict(window, SMOL).alpha.value) == pytest.approx(greedy, abs=0.1)
     long = AcceptanceContext(target=SMOLLM2, context_len=8192)
     assert prior.predict(window, long).alpha.value < prior.predict(window, SMOL).alpha.value
 
@@ -317,7 +336,7 @@ def test_explain_adds_up():
     assert {row[0]: row[1] for row in rows} == parts
     assert all(std >= 0 and evidence for _, _, std, evidence in rows)
     said = {name: evidence for name, _, _, evidence in rows}
-    assert "assumed" in said["overwide"] and "rows" in said["size"] and "FR-Spec" in said["vocabulary"]
+    assert all("own rows" in said[name] for name in ("overwide", "size", "window")) and "FR-Spec" in said["vocabulary"]
     assert sum(name.startswith("domain ") for name in parts) == 1
     prior.fit([AcceptanceObservation(TWO_LAYERS, Estimate(0.8, 0.01, "measured"), SMOL)])
     assert "1 measured for this target" in {row[0]: row[3] for row in prior.explain_rows(draft, SMOL)}["intercept"]

@@ -12,7 +12,7 @@ from archsearch.acceptance.drifts import Drifts, Sweep, sweep_errors, sweeps
 from archsearch.acceptance.estimator import DRAFTERS
 from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.published import EFFECTS, Design, Levels, Spread, best_spread, design, fit_all, level_alpha
-from archsearch.acceptance.table import OWN_STUDY, PUBLISHED_FILE, inputs_hash, load_published
+from archsearch.acceptance.table import OWN_STUDY, PUBLISHED_FILE, STUDY_FILE, inputs_hash, load_published, load_shape_study
 from archsearch.acceptance.terms import COEFFICIENTS, Term, prior_of
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
@@ -65,6 +65,17 @@ def test_a_broken_row_is_named(tmp_path) -> None:
     path.write_text("".join([body[0], body[1].replace(",0.75,", ",seven,")]))
     with pytest.raises(ArchsearchError, match="obs0001.*head of the file"):
         load_published(path)
+
+
+def test_the_study_of_shapes_is_read_and_a_broken_row_is_named(tmp_path) -> None:
+    study = load_shape_study()
+    assert len({anchor.architecture for anchor in study}) >= 45
+    assert all(0 < anchor.alpha < 1 and anchor.std > 0 and anchor.target == "smollm2-135m" for anchor in study)
+    lines = [line for line in STUDY_FILE.read_text().splitlines(keepends=True) if not line.startswith("#")]
+    path = tmp_path / "study.csv"
+    path.write_text(lines[0] + lines[1].rstrip("\n").rpartition(",")[0] + ",wide\n")
+    with pytest.raises(ArchsearchError, match="row 1.*head of the file"):
+        load_shape_study(path)
 
 
 def test_feature_drafters_are_brought_to_one_gamma(rows) -> None:
@@ -122,9 +133,25 @@ def test_the_regression_finds_a_planted_slope_and_the_spread_of_studies(slope: f
     assert levels.mean[window] == pytest.approx(-0.04) and levels.covariance[window, window] == pytest.approx(0.06**2)
 
 
+def test_one_large_study_does_not_bind_all_others() -> None:
+    """Forty drafts of one study agree about a slope: another study's may still differ as much as studies do."""
+    rows = made_up(0.6, studies=8)
+    one = replace(rows, groups={**rows.groups, "study": ("s0",) * len(rows)})
+    index = COEFFICIENTS.index("size")
+    found = {slope: Levels(one, Spread(study=0.5, draft=0.05, residual=0.05, slope=slope)) for slope in (1e-6, 0.5)}
+    bound, free = (math.sqrt(levels.covariance[index, index]) for levels in found.values())
+    assert bound < 0.06 < free
+    of_size = prior_of("size").std
+    assert free == pytest.approx(math.sqrt(1 / (1 / of_size**2 + 1 / (0.5 * of_size) ** 2)), rel=0.1)
+    # Within that study itself it is as sure as before.
+    at = one.where([True, *([False] * (len(one) - 1))])
+    far = replace(at, x=at.x * np.where(np.arange(len(COEFFICIENTS)) == index, 3.0, 1.0))
+    assert found[0.5].predict(far)[1][0] == pytest.approx(found[1e-6].predict(far)[1][0], rel=0.3)
+
+
 def test_the_posterior_is_that_of_generalised_least_squares() -> None:
     """Against ridge on columns scaled by their prior std, every study and draft a column of its own."""
-    rows, spread = made_up(0.3, seed=1, studies=4), Spread(study=0.5, draft=0.15, residual=0.1)
+    rows, spread = made_up(0.3, seed=1, studies=4), Spread(study=0.5, draft=0.15, residual=0.1, slope=0.0)
     levels = Levels(rows, spread)
     terms = [prior_of(name) for name in COEFFICIENTS]
     columns = [rows.x * np.array([term.std for term in terms])]
@@ -149,7 +176,7 @@ def test_the_posterior_is_that_of_generalised_least_squares() -> None:
 def test_own_anchors_are_a_study_of_their_own() -> None:
     drifts = load_fit().drift
     with_anchors, without = design(drifts=drifts), design(drifts=drifts, anchors=False)
-    assert len(with_anchors) - len(without) == 8
+    assert len(with_anchors) - len(without) == 8 + len(load_shape_study())
     assert OWN_STUDY in with_anchors.study and OWN_STUDY not in without.study
     assert with_anchors.x.shape[1] == len(COEFFICIENTS) and COEFFICIENTS[: len(COEFFICIENTS)] == COEFFICIENTS
 
