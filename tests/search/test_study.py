@@ -216,7 +216,7 @@ def test_what_a_score_depends_on_names_the_study(make_scorer, small_space, smoll
     others = [
         scorer.with_coverage(coverage),
         Scorer(smollm2, Workload(), scorer.latency, scorer.acceptance, max_gamma=4),
-        Scorer(smollm2, Workload(), scorer.latency, scorer.acceptance, domain="chat"),
+        Scorer(smollm2, Workload(), scorer.latency, scorer.acceptance, domain="code"),  # chat is the default
         Scorer(smollm2, Workload(), scorer.latency, GivenAcceptance(0.75)),
         Scorer(smollm2, Workload(mode="graph"), scorer.latency, scorer.acceptance),
     ]

@@ -244,6 +244,9 @@ class Climb:
         costs = [self.costs.cost_s(score.architecture, step.tokens) for score in scores]
         # The first round also asks where the prior is least sure: the best of each depth has a place.
         depths = {score.architecture.num_hidden_layers: i for i, score in reversed(list(enumerate(scores)))}
+        # What was trained to learn the speed stays in where it can still win: it costs little.
+        probed = [i for i, score in enumerate(scores) if score.architecture in self.belief.shorts]
+        first = dict.fromkeys([*probed, *sorted(depths.values())[: math.ceil(step.places / 3)]])
         picks = rungs.best_set(
             draws,
             costs,
@@ -251,7 +254,7 @@ class Climb:
             most=step.places,
             least=2 if number == 1 else 1,
             least_gain=LEAST_PICK,
-            start=sorted(depths.values())[: math.ceil(step.places / 3)] if number == 1 else (),
+            start=tuple(first) if number == 1 else (),
         )
         if number > 1 and costs[picks[0].index] > 1.2 * max(left, 0.0):
             self.file.note(f"rung 1 ends after round {number - 1}: its time is spent")
@@ -321,11 +324,12 @@ class Climb:
         """Curves that an earlier process trained, and who was out."""
         self.out |= {row.shape: row.why for row in self.state.rungs if row.state == "pruned"}
         for entry in self.state.rounds:
-            for shape in entry.shapes:
-                path = self.trainer.draft_folder(shape) / "curve.json"
-                if path.exists():
-                    self.belief.shorts[shape] = ShortTraining.from_dict(read_json(path, "learning curve"))
-                self.pool.setdefault(shape)
+            self.pool.update(dict.fromkeys(entry.shapes))
+        # In the order in which they were trained: who was trained to learn the speed may be in no round.
+        paths = {shape: self.trainer.draft_folder(shape) / "curve.json" for shape in self.pool}
+        found = {shape: path.stat().st_mtime_ns for shape, path in paths.items() if path.exists()}
+        for shape in sorted(found, key=lambda shape: found[shape]):
+            self.belief.shorts[shape] = ShortTraining.from_dict(read_json(paths[shape], "learning curve"))
         self.belief.full_tokens, self.belief.full_epoch = self.state.full_tokens, self.state.full_epoch or 0
 
 
