@@ -323,13 +323,14 @@ class Climb:
     def _recall(self) -> None:
         """Curves that an earlier process trained, and who was out."""
         self.out |= {row.shape: row.why for row in self.state.rungs if row.state == "pruned"}
-        for entry in self.state.rounds:
-            self.pool.update(dict.fromkeys(entry.shapes))
-        # In the order in which they were trained: who was trained to learn the speed may be in no round.
-        paths = {shape: self.trainer.draft_folder(shape) / "curve.json" for shape in self.pool}
-        found = {shape: path.stat().st_mtime_ns for shape, path in paths.items() if path.exists()}
-        for shape in sorted(found, key=lambda shape: found[shape]):
-            self.belief.shorts[shape] = ShortTraining.from_dict(read_json(paths[shape], "learning curve"))
+        rounds = dict.fromkeys(shape for entry in self.state.rounds for shape in entry.shapes)
+        # Who was trained to learn the speed, before the first round, may be in none.
+        probes = [shape for shape in self.pool if shape not in rounds]
+        self.pool.update(rounds)
+        for shape in (*probes, *rounds):
+            path = self.trainer.draft_folder(shape) / "curve.json"
+            if path.exists():
+                self.belief.shorts[shape] = ShortTraining.from_dict(read_json(path, "learning curve"))
         self.belief.full_tokens, self.belief.full_epoch = self.state.full_tokens, self.state.full_epoch or 0
 
 
