@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.prior import INDEPENDENT_DRIFT, PriorAcceptance
-from archsearch.acceptance.terms import COEFFICIENTS, UNKNOWN_TARGET, learnt_shares, shape_terms, tokens_of
+from archsearch.acceptance.terms import COEFFICIENTS, UNKNOWN_TARGET, shape_terms, tokens_of, while_young
 from archsearch.architecture.counts import body_parameters
 from archsearch.architecture.grid import ShapeGrid
 
@@ -48,9 +48,9 @@ def _level(prior: PriorAcceptance, grid: ShapeGrid, context: AcceptanceContext) 
     shared = {name: value for name, value in prior._terms(grid.at((0, 0, 0, 0)), context).items() if name not in VARYING}
     level: Any = math.fsum(slope[name] * value for name, value in shared.items())
     taught = prior.taught(context)
-    shares = learnt_shares(tokens_of(taught)) if taught.training == "target" else {}
-    for name, value in _terms(grid, context).items():
-        level = level + slope[name] * shares.get(name, 1.0) * value
+    varying = _terms(grid, context)
+    for name, value in (while_young(varying, tokens_of(taught)) if taught.training == "target" else varying).items():
+        level = level + slope[name] * value
     return np.asarray(level, dtype=float)
 
 

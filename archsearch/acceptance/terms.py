@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,7 +29,8 @@ REFERENCE_TOKENS: Final = 5e5
 EARLY_TOKENS: Final = 2e5
 # What size and depth bring comes with training: this share of it more per decade of tokens, all at REFERENCE_TOKENS. From 32k to
 # 128k tokens drafts of 1, 2, 4 and 8 layers rose by 0.22, 0.28, 0.35 and 0.41 in logit; with shares of 0.6 to 0.7 the study of
-# shapes gives size the slope of the published table (benchmarks/results/2026-11-22-shapes).
+# shapes gives size the slope of the published table (benchmarks/results/2026-11-22-shapes). Measured on one target, one text
+# and one seed, and chosen with that study in sight; assumed of other targets.
 CAPACITY_LEARNT: Final = 0.65
 LEAST_LEARNT: Final = 0.05
 # A single layer fell behind in no shape of that study, which ends here; published drafts and longer sketches show that it does.
@@ -157,18 +158,13 @@ def depth_terms(layers: int, drafter: str) -> dict[str, float]:
     return {"block_depth": math.log(layers / BLOCK_LAYERS)} if drafter == "block" else {}
 
 
-def learnt_shares(tokens: float) -> dict[str, float]:
-    """Which share of what a term of the shape says shows in an independent draft that its target's text has taught so far: all
-    from REFERENCE_TOKENS on, of size and depth less before (`CAPACITY_LEARNT`), of a single layer nothing at first."""
+def while_young(terms: Mapping[str, Any], tokens: float) -> dict[str, Any]:
+    """Terms (numbers or arrays) of an independent draft that its target's text has taught so far: all that size and depth say
+    from REFERENCE_TOKENS on, less before (`CAPACITY_LEARNT`), of a single layer nothing at first."""
     seen = max(float(tokens), 1e3)
     learnt = min(max(1.0 + CAPACITY_LEARNT * math.log10(seen / REFERENCE_TOKENS), LEAST_LEARNT), 1.0)
     late = math.log(seen / SINGLE_LAYER_TOKENS) / math.log(REFERENCE_TOKENS / SINGLE_LAYER_TOKENS)
-    return {"size": learnt, "depth": learnt, "single_layer": min(max(late, 0.0), 1.0)}
-
-
-def while_young(terms: Mapping[str, float], tokens: float) -> dict[str, float]:
-    """Terms of a draft after so many training tokens: each by its share of `learnt_shares`."""
-    shares = learnt_shares(tokens)
+    shares = {"size": learnt, "depth": learnt, "single_layer": min(max(late, 0.0), 1.0)}
     return {name: value * shares.get(name, 1.0) for name, value in terms.items()}
 
 
