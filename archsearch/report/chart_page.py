@@ -47,7 +47,8 @@ def scripts(charts: Sequence[Chart], nonce: str) -> str:
 
 
 def plotly_figure(chart: Chart) -> dict[str, Any]:
-    """{"data", "layout"} as Plotly takes it; colours of text and lines are left to the page."""
+    """{"data", "layout"} as Plotly takes it, and the title of the legend, which page.js writes; colours of text and lines are
+    left to the page."""
     data: list[dict[str, Any]] = []
     for series in chart.series:
         if series.band and series.low:
@@ -56,8 +57,6 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": _text(chart.x_label)}, **_axis(chart.x_scale, chart)},
         "yaxis": {"title": {"text": _text(chart.y_label)}, **_axis(chart.y_scale)},
-        "showlegend": sum(series.named for series in chart.series) > 1,
-        "legend": {"traceorder": "normal"} | ({"title": {"text": _text(chart.legend_title)}} if chart.legend_title else {}),
     }
     if chart.y_from_zero:
         layout["yaxis"]["rangemode"] = "tozero"
@@ -66,13 +65,14 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     if chart.stacked:
         layout["barmode"] = "stack"
     if chart.right_label:
-        layout["yaxis2"] = {"title": {"text": _text(chart.right_label)}, "overlaying": "y", "side": "right", "showgrid": False}
+        layout["yaxis2"] = {"title": {"text": _text(chart.right_label)}, "overlaying": "y", "side": "right", "showgrid": False,
+                            "tickmode": "auto"}  # fmt: skip
     if chart.level is not None:
         line = {"color": INK_TOKEN, "width": 1, "dash": "dash"}
         layout["shapes"] = [
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": chart.level, "y1": chart.level, "line": line}
         ]
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout, "legend": chart.legend_title}
 
 
 def _axis(scale: str, chart: Chart | None = None) -> dict[str, Any]:
@@ -80,13 +80,13 @@ def _axis(scale: str, chart: Chart | None = None) -> dict[str, Any]:
     if chart is not None and chart.ticks:
         axis |= {"tickmode": "array", "tickvals": list(chart.ticks), "ticktext": tick_names(chart)}
     if chart is not None and chart.series and isinstance(chart.series[0].x[0], str):
-        axis["type"] = "category"
+        axis |= {"type": "category", "showgrid": False}
     return axis
 
 
 def _trace(chart: Chart, series: Series) -> dict[str, Any]:
     trace: dict[str, Any] = {"name": _text(series.name), "x": _numbers(series.x), "y": _numbers(series.y)}
-    trace["showlegend"] = series.named
+    trace |= {"showlegend": series.named, "legendgroup": trace["name"]}
     colour = _colour(series)
     if series.notes:
         trace |= {"text": [_text(note) for note in series.notes], "hovertemplate": "%{text}<extra></extra>"}
@@ -111,7 +111,7 @@ def _trace(chart: Chart, series: Series) -> dict[str, Any]:
 def _band(series: Series) -> list[dict[str, Any]]:
     """Two lines that are not seen, and the colour between them."""
     base = {"x": _numbers(series.x), "type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip",
-            "showlegend": False, **({"yaxis": "y2"} if series.right else {})}  # fmt: skip
+            "showlegend": False, "legendgroup": _text(series.name), **({"yaxis": "y2"} if series.right else {})}  # fmt: skip
     colour = series.colour if series.colour.startswith("#") else "#888888"
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return [

@@ -63,7 +63,9 @@ def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
         notes = tuple(_point_words(name, curve, point) for point in curve.points)
         places = tuple(point.x for point in curve.points), tuple(point.speedup.value for point in curve.points)
         colour = SERIES[number % len(SERIES)]
-        series.append(Series(f"rank {curve.rank}", *places, colour=colour, low=low, high=high, band=True, notes=notes))
+        series.append(
+            Series(f"rank {curve.rank}: {curve.label}", *places, colour=colour, low=low, high=high, band=True, notes=notes)
+        )
     if not series:
         return None
     title, axis = _AXES[name]
@@ -136,23 +138,31 @@ def section_why(curves: Curves | None) -> str:
     rivals = curves.rivals if curves is not None else ()
     if not rivals:
         return ""
+    roles: dict[str, list[str]] = {}
+    for rival in rivals:
+        roles.setdefault(str(rival["label"]), []).append(_DIMENSIONS.get(str(rival.get("dimension")), ""))
+    once = {str(rival["label"]): rival for rival in rivals}.values()
     rows: list[list[Cell | str]] = [
         [
-            text_cell(rival["label"], _DIMENSIONS.get(str(rival.get("dimension")), "")), f"{rival['speedup']:.2f}x",
+            text_cell(rival["label"], f"best of another {' and '.join(roles[str(rival['label'])])}"), f"{rival['speedup']:.2f}x",
             _percent(rival["tokens"]), _percent(rival["time"]), _percent(rival["tokens"] + rival["time"]),
             f"± {100 * float(rival['std']):.1f} %", text_cell(_terms(rival), wrap=True),
         ]
-        for rival in rivals
+        for rival in once
     ]  # fmt: skip
+    slower = any(rival["tokens"] + rival["time"] < 0.0 for rival in once)
+    behind = (
+        " Below zero: the rival is predicted to be faster; rank 1 stands first because it was trained or run." if slower else ""
+    )
     header = ("rival", "its speed-up", "by tokens a round", "by a round's time", "together", "one std", "why alpha differs")
     return "\n".join([
         "<h2>Why this one won</h2>", html_table(header, rows),
         html_note("What rank 1 gains over the best draft of another width and of another depth: more tokens accepted in a round, "
-                  "or less time for it. Less than one std: the error bars cannot tell them apart."),
+                  "or less time for it. Less than one std: the error bars cannot tell them apart." + behind),
     ])  # fmt: skip
 
 
-_DIMENSIONS: Final = {"hidden_size": "best of another width", "num_hidden_layers": "best of another depth"}
+_DIMENSIONS: Final = {"hidden_size": "width", "num_hidden_layers": "depth"}
 
 
 def _percent(log_ratio: float) -> str:

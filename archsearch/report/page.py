@@ -27,7 +27,7 @@ from archsearch.report.plots import section_plots
 from archsearch.report.reading import Reading, Shown, complete_trials, read_run
 from archsearch.report.reproduce import section_reproduce
 from archsearch.report.schedule import section_schedule
-from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.report.tables import Cell, html_command, html_note, html_table, text_cell, value_cell
 from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run
 from archsearch.search.objective import Score
@@ -269,5 +269,5 @@ def _known_error(profile: Mapping[str, Any]) -> str:
 
 
 def _section_next(head: Headline) -> str:
-    steps = "".join(f"<p>{html.escape(why)}:</p><pre><code>{html.escape(command)}</code></pre>" for why, command in head.next)
+    steps = "".join(f"<p>{html.escape(why)}:</p>{html_command(command)}" for why, command in head.next)
     return f"<h2>What to do next</h2>{steps}"

@@ -100,7 +100,7 @@ def identity_words(data: Mapping[str, Any]) -> str:
         if identity.get("differences"):
             gaps = [abs(item["logit_gap"]) for item in identity["differences"] if item.get("logit_gap") is not None]
             words += f" (the others part where two tokens' logits differ by at most {max(gaps):.3g})" if gaps else ""
-    if isinstance(exact, Mapping):
+    if isinstance(exact, Mapping) and dtype != "float32":
         words += f"; {exact['identical']} of {exact['prompts']} in float32"
     return words + "."
 

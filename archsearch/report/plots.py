@@ -165,20 +165,21 @@ def _gammas_chart(rank: int, confirmed: Confirmed) -> Chart:
 def _positions_chart(item: Shown) -> Chart:
     measured = list(item.confirmed.accepted_by_position) if item.confirmed is not None else []
     alpha = item.confirmed.alpha.value if measured and item.confirmed is not None else item.score.alpha.value
-    closed = accepted_by_position([alpha] * max(len(measured), len(item.replayed)))
+    replayed = item.replayed_on or item.replayed
+    closed = accepted_by_position([alpha] * max(len(measured), len(replayed)))
     series = [
         Series(name, tuple(float(i) for i in range(1, len(shares) + 1)), tuple(shares), colour=colour, dashed=dashed,
                symbol="circle" if dashed else "diamond")
         for shares, name, colour, dashed in (
-            (measured, "measured in the engine", MARK, False),
-            (list(item.replayed), "replay of held-out text (measured)", SERIES[2], False),
+            (measured, f"measured in the engine, gamma {len(measured)}", MARK, False),
+            (list(replayed), f"replay of held-out text (measured), gamma {len(replayed)}", SERIES[2], False),
             (closed, f"closed form alpha^i, alpha {alpha:.2f}", SERIES[0], True),
         )
         if shares
     ]  # fmt: skip
     source = "the engine's count" if measured else "held-out text"
     caption = (
-        f"Rank {item.rank}, gamma {len(closed)}: share of rounds in which a position was accepted. Above the dashed curve: "
+        f"Rank {item.rank}: share of rounds in which a position was accepted. Above the dashed curve: "
         f"acceptances come in runs, a block that began well goes on well. Alpha of the closed form: {source}."
     )
     return Chart("positions", "Acceptance by position", caption, "position in the block of draft tokens",

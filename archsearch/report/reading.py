@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
@@ -27,19 +27,23 @@ if TYPE_CHECKING:
     from archsearch.acceptance.prior import PriorAcceptance
 
 
+POSITIONS: Final = 4  # acceptance by position is drawn at least so far: what a larger gamma would find
+
+
 @dataclass(frozen=True)
 class Shown(Candidate):
     """One rank of a run with all that was read of its folder.
 
     `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json; `replayed`: acceptance by position
-    from the trace on held-out text at the score's gamma; `group`: candidates with the same number cannot be told apart from the
-    best of that group; `loads`: load-<engine>.json, by name of the engine; `schedule`: schedule.json; `elsewhere`:
-    confirmed-<engine>.json of engines other than that of `confirmed`.
+    from the trace on held-out text at the score's gamma; `replayed_on`: the same in blocks of at least POSITIONS; `group`:
+    candidates with the same number cannot be told apart from the best of that group; `loads`: load-<engine>.json, by name of the
+    engine; `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of engines other than that of `confirmed`.
     """
 
     trained_by: TrainingRecord | None
     confirmed: Confirmed | None
     replayed: tuple[float, ...]
+    replayed_on: tuple[float, ...] = ()
     group: int = 0
     loads: tuple[LoadRecord, ...] = ()
     schedule: GammaSchedule | None = None
@@ -123,6 +127,7 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
         read_or_tell(folder / TRAINING_FILE, "training record", TrainingRecord.from_dict, problems),
         confirmed,
         _replayed(folder, score.gamma),
+        _replayed(folder, max(score.gamma, POSITIONS)),
         loads=tuple(load for load in loads if load is not None),
         schedule=read_or_tell(folder / SCHEDULE_FILE, "schedule", planned_schedule, problems),
         elsewhere=tuple(other for other in others if other is not None and other.engine != main),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from archsearch.report.tables import html_note
+from archsearch.report.tables import html_command, html_note
 from archsearch.runs.run import Run
 
 # What `search` takes unless told otherwise: not repeated.
@@ -46,11 +45,10 @@ def section_reproduce(run: Run) -> str:
     lines = [f"git checkout {commit}"] if commit else []
     lines += [f"pip install {packages}"] if packages else []
     lines.append(search_command(run.arguments))
-    text = html.escape("\n".join(lines))
     profile = info["profile"].get("hash")
     needs = f"It needs the profile with hash {profile}. " if profile else ""
     return "\n".join([
-        "<h2>How to reproduce this</h2>", f"<pre><code>{text}</code></pre>",
+        "<h2>How to reproduce this</h2>", html_command("\n".join(lines)),
         html_note(f"{needs}The ranking is the same with the same seed, versions and profile; what is timed and trained is "
                   "measured anew. The numbers of the figures: archsearch report RUN --figures (SVG, PNG, CSV)."),
     ])  # fmt: skip

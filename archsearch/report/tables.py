@@ -25,7 +25,9 @@ class Cell:
         below = f"<small>{html.escape(self.below)}</small>" if self.below else ""
         opening = f'<td class="{kind}">' if kind else "<td>"
         # Where a column must be narrow, a value and its std take two lines, each whole.
-        text = re.sub(r"(?<= )(± \S+)", r"<span>\1</span>", html.escape(self.text))
+        text = html.escape(self.text)
+        if not self.left:
+            text = re.sub(r"([^ ]+(?: (?!±)[^ ]+)+)", r"<span>\1</span>", text)
         return f"{opening}{text}{below}</td>"
 
 
@@ -50,6 +52,12 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[Cell | str]], lead
     rows_html = [f'<tr class="lead">{line}</tr>' if number == lead else f"<tr>{line}</tr>" for number, line in enumerate(lines)]
     body = "\n".join(rows_html)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+
+def html_command(text: str) -> str:
+    """Lines to type; too long, they break between options."""
+    words = re.sub(r"(?<= )(--[a-z-]+)", r"<span>\1</span>", html.escape(text))
+    return f"<pre><code>{words}</code></pre>"
 
 
 def html_note(text: str) -> str:

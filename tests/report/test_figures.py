@@ -113,7 +113,11 @@ def test_pictures_and_tables_as_files(tmp_path: Path) -> None:
             assert picture.size[0] > 600
         assert (run.path / "figures" / f"{key}.svg").read_text().lstrip().startswith("<?xml")
     rows = list(csv.reader((run.path / "figures" / "by-batch.csv").read_text().splitlines()))
-    assert rows[1][:3] == ["rank 1", "1", "1.6"] and [float(cell) for cell in rows[1][3:5]] == [1.5, 1.7]
+    assert (
+        rows[1][0].startswith("rank 1: =cmd")
+        and rows[1][1:3] == ["1", "1.6"]
+        and [float(cell) for cell in rows[1][3:5]] == [1.5, 1.7]
+    )
     bars = (run.path / "figures" / "table-why-this-one-won.csv").read_text()
     assert "\n'=cmd" in bars  # a spreadsheet would run it
     best = list(csv.reader((run.path / "figures" / "table-the-best-candidates.csv").read_text().splitlines()))

@@ -21,6 +21,19 @@ PATIENCE_MS = 180_000  # on a machine that does other things
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt install chromium)")]
 
 
+# A name in a legend hides its line, with its band, and brings it back.
+LEGEND = """async () => {
+    const place = document.querySelector('[data-chart="by-batch"]'), key = place.nextElementSibling.querySelector('button');
+    const drawn = () => place.querySelectorAll('.scatterlayer .trace').length, all = drawn(), said = [key.ariaPressed];
+    for (const more of [false, true]) {
+        key.click();
+        await new Promise((done) => place.once('plotly_afterplot', done));
+        said.push(key.ariaPressed, drawn() === all);
+    }
+    return said;
+}"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -28,8 +41,11 @@ def browser() -> Iterator[Any]:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
-@pytest.mark.parametrize("state", ["unfinished", "searched", "confirmed"])
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1200, "light")])
+SIGHTS = [("unfinished", 390, "dark"), ("searched", 1200, "light"), ("confirmed", 390, "light"), ("confirmed", 390, "dark"),
+          ("confirmed", 1200, "light"), ("confirmed", 1200, "dark")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "width", "scheme"), SIGHTS)
 def test_every_figure_is_drawn_and_nothing_is_cut(browser: Any, tmp_path: Path, state: str, width: int, scheme: str) -> None:
     run = make_run(tmp_path, state, trials=40)
     if state != "unfinished":
@@ -55,6 +71,9 @@ def test_every_figure_is_drawn_and_nothing_is_cut(browser: Any, tmp_path: Path, 
     assert page.evaluate(cut) == 0
     boxes = "() => Array.from(document.querySelectorAll('.scroll')).every((box) => box.scrollWidth <= box.clientWidth)"
     assert width < 1200 or page.evaluate(boxes)  # on a desk no table needs its scroll bar
+    page.evaluate("() => document.querySelectorAll('pre').forEach((box) => { if (box.scrollWidth > box.clientWidth) throw box })")
+    if state != "unfinished":
+        assert page.evaluate(LEGEND) == ["true", "false", False, "true", True]
     ink = page.evaluate("() => getComputedStyle(document.body).color")
     assert ink == {"dark": "rgb(228, 232, 238)", "light": "rgb(29, 36, 48)"}[scheme]
     context.close()

@@ -72,7 +72,7 @@ def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
             if same["differences"]
             else ""
         )
-        + (f", {exact['identical']} of {exact['prompts']} in float32." if exact else "."),
+        + (f", {exact['identical']} of {exact['prompts']} in float32." if exact and result["dtype"] != "float32" else "."),
         "",
         _next_of_confirm(result, run, rank),
     ]

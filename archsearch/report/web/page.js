@@ -18,6 +18,64 @@
     return value;
   }
 
+  const SVG = "http://www.w3.org/2000/svg";
+
+  function shape(name, attributes) {
+    const made = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  }
+
+  // What a line, a point or a bar looks like, beside its name.
+  function swatch(trace) {
+    const colour = (trace.marker && trace.marker.color) || (trace.line && trace.line.color);
+    const box = shape("svg", { width: 22, height: 12, viewBox: "0 0 22 12", "aria-hidden": "true" });
+    if (trace.type === "bar") {
+      box.append(shape("rect", { x: 5, y: 0, width: 12, height: 12, fill: colour }));
+      return box;
+    }
+    if (trace.mode !== "markers") {
+      const dash = trace.line.dash ? { "stroke-dasharray": "5 3" } : {};
+      box.append(shape("line", { x1: 0, y1: 6, x2: 22, y2: 6, stroke: colour, "stroke-width": 1.8, ...dash }));
+    }
+    if (trace.mode === "lines") return box;
+    const symbol = trace.marker.symbol;
+    const outline = { fill: "none", stroke: colour, "stroke-width": 1.5 };
+    if (symbol === "circle-open") box.append(shape("circle", { cx: 11, cy: 6, r: 4.5, ...outline }));
+    else if (symbol.startsWith("x-thin")) box.append(shape("path", { d: "M7 2L15 10M15 2L7 10", ...outline }));
+    else if (symbol === "diamond") box.append(shape("path", { d: "M11 1L16 6L11 11L6 6Z", fill: colour }));
+    else if (symbol === "square") box.append(shape("rect", { x: 7, y: 2, width: 8, height: 8, fill: colour }));
+    else box.append(shape("circle", { cx: 11, cy: 6, r: 3.5, fill: colour }));
+    return box;
+  }
+
+  // Below the chart and in the page's own lines, so that long names wrap and the plot keeps its size on a phone.
+  function legend(place, figure, traces) {
+    const named = traces.filter((trace) => trace.showlegend);
+    let box = place.parentElement.querySelector(".legend");
+    if (box) box.remove();
+    if (named.length < 2) return;
+    box = document.createElement("div");
+    box.className = "legend";
+    if (figure.legend) box.append(Object.assign(document.createElement("span"), { textContent: figure.legend }));
+    for (const trace of named) {
+      const key = document.createElement("button");
+      key.type = "button";
+      key.setAttribute("aria-pressed", "true");
+      key.title = "show or hide";
+      const name = trace.name.replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
+      key.append(swatch(trace), name);
+      key.addEventListener("click", () => {
+        const on = key.getAttribute("aria-pressed") !== "true";
+        key.setAttribute("aria-pressed", String(on));
+        const members = traces.flatMap((other, number) => (other.legendgroup === trace.legendgroup ? [number] : []));
+        Plotly.restyle(place, { visible: on }, members);
+      });
+      box.append(key);
+    }
+    place.after(box);
+  }
+
   function draw(place) {
     const figure = data[place.dataset.chart];
     if (!figure) return;
@@ -29,12 +87,13 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: text, size: narrow ? 11 : 12, family: "system-ui, sans-serif" },
       margin: { l: 48, r: figure.layout.yaxis2 ? 52 : 12, t: 8, b: 44 },
-      hovermode: "closest", hoverlabel: { align: "left" },
+      hovermode: "closest", hoverlabel: { align: "left" }, showlegend: false,
       xaxis: axis(figure.layout.xaxis), yaxis: axis(figure.layout.yaxis),
-      legend: Object.assign({ orientation: "h", x: 0, y: -0.22, yanchor: "top", font: { size: 11 } }, figure.layout.legend),
     });
     if (figure.layout.yaxis2) layout.yaxis2 = axis(figure.layout.yaxis2);
-    Plotly.react(place, inked(figure.data, text), layout, {
+    const traces = inked(figure.data, text);
+    legend(place, figure, traces);
+    Plotly.react(place, traces, layout, {
       responsive: true, displaylogo: false, displayModeBar: narrow ? false : "hover",
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
       toImageButtonOptions: { format: "svg", filename: place.dataset.chart },
