@@ -50,12 +50,12 @@ def exit_traces(
     found: dict[int, list[np.ndarray]] = {layer: [np.zeros(0, bool)] * len(sequences) for layer in layers}
     done = 0
     for chosen in by_length(sequences, BATCH_TOKENS):
-        batch = make_batch([sequences[i] for i in chosen])
+        batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
         with torch.inference_mode():
             states = base(input_ids=batch.input_ids, use_cache=False, output_hidden_states=True).hidden_states
             for layer in layers:  # hidden_states[0] is the embedding
                 rows = norm(states[layer].reshape(-1, states[layer].shape[-1])[batch.positions])
-                hits = (functional.linear(rows, weight).argmax(-1) == batch.greedy_ids).numpy()
+                hits = (functional.linear(rows, weight).argmax(-1) == batch.greedy_ids).cpu().numpy()
                 offset = 0
                 for i in chosen:
                     tokens = int(sequences[i].greedy_ids.shape[0])

@@ -332,7 +332,7 @@ def _draft_states(
             chosen = order[start:stop]
             # No autocast: an engine runs the draft in its own dtype, and near ties fall differently in another one.
             with torch.inference_mode():
-                states = draft_states(draft, make_batch([sequences[i] for i in chosen]))
+                states = draft_states(draft, make_batch([sequences[i] for i in chosen]).to(draft.device))
                 if not bool(torch.isfinite(states).all()):
                     raise ArchsearchError(
                         "the draft computes NaN or infinite states: its weights are broken; train or load it again"

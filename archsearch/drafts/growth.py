@@ -196,7 +196,7 @@ class Growth:
         from archsearch.text import supply
         from archsearch.text.generate import eos_ids
 
-        tokenizer, ends = self.texts.target.tokenizer, eos_ids(self.texts.target.model(), self.texts.target.tokenizer)
+        tokenizer, ends = self.texts.target.tokenizer, eos_ids(self.texts.writer(), self.texts.target.tokenizer)
         apart = [*self.texts.prompts.heldout, *self._kept_out()]
         return supply.invented(supply.turns_of(turns, tokenizer, ends), self._training_prompts(), apart)
 
@@ -233,7 +233,7 @@ class Growth:
         from archsearch.text import supply
         from archsearch.text.generate import eos_ids
 
-        target, tokenizer = self.texts.target.model(), self.texts.target.tokenizer
+        target, tokenizer = self.texts.writer(), self.texts.target.tokenizer
         ends = eos_ids(target, tokenizer)
         train, before = self._training_prompts(), [p for n in range(number) for p in self._prompts_of(n) or []]
         openings = supply.askings(tokenizer, train, ASKED, seed=number)
@@ -278,7 +278,7 @@ class Growth:
         begin, before = time.monotonic(), self.tokens(folder)
         with ProgressLine("target writes more training text") as line:
             cache = write_answers(
-                self.texts.target.model(), self.texts.target.tokenizer, prompts, cache_dir=self.texts.folder / folder,
+                self.texts.writer(), self.texts.target.tokenizer, prompts, cache_dir=self.texts.folder / folder,
                 writing=writing, budget_s=budget_s, progress=lambda p: line(words(p), p["seconds"], budget_s),
             )  # fmt: skip
         self.timed(before, self.tokens(folder), time.monotonic() - begin)
@@ -352,7 +352,7 @@ class Growth:
         from archsearch.text import supply
         from archsearch.text.generate import eos_ids
 
-        ends = eos_ids(self.texts.target.model(), self.texts.target.tokenizer)
+        ends = eos_ids(self.texts.writer(), self.texts.target.tokenizer)
         return supply.longer(self._answered(), ends, self._limit(self.texts.answer_tokens))
 
     def _opened(self) -> list[EncodedPrompt]:
@@ -360,7 +360,7 @@ class Growth:
         from archsearch.text import supply
         from archsearch.text.generate import eos_ids
 
-        ends = eos_ids(self.texts.target.model(), self.texts.target.tokenizer)
+        ends = eos_ids(self.texts.writer(), self.texts.target.tokenizer)
         ended = [s for s in self._answered() if int(s.token_ids[-1]) in ends]
         limit = self._limit(supply.PROMPT_TOKENS + self.texts.answer_tokens)
         return [one for one in supply.follow_up_openings(self.texts.target.tokenizer, ended) if len(one.token_ids) <= limit]

@@ -139,7 +139,7 @@ class HeadTrainer:
                 ),
             )
         matches = chain_matches(head, [s for s in choosing.sequences if len(s.written) > 1], plan.gamma, auxiliary)
-        self._save(head, folder, caches[0])
+        self._save(head.to("cpu"), folder, caches[0])
         extra = {
             "rows": len(vocabulary.token_ids),
             "aux_layers": list(auxiliary.layers) if auxiliary else [],
@@ -156,13 +156,14 @@ class HeadTrainer:
         from archsearch.text.auxiliary import auxiliary_states, usual_layers
 
         layers = plan.aux_layers or usual_layers(self.trainer.target.architecture.num_hidden_layers)
-        target = self.trainer.model()
+        loaded = self.trainer.loaded
         with ProgressLine("auxiliary states of the texts") as line:
 
             def tell(p: dict[str, Any]) -> None:
                 line(f"{p['tokens_per_s']:.0f} tokens/s", p["done"], p["total"])
 
-            parts = [auxiliary_states(target, cache, layers, tell) for cache in caches]
+            # Held-out text may have been written in another dtype than the training text.
+            parts = [auxiliary_states(loaded.model(cache.dtype), cache, layers, tell) for cache in caches]
         joined = parts[0]
         for part in parts[1:]:
             joined = joined.join(part)
@@ -173,12 +174,13 @@ class HeadTrainer:
         from archsearch.training.heads.folder import eagle3_config
         from archsearch.training.heads.medusa import initialise_medusa
 
-        target = self.trainer.model("float32")
+        target = self.trainer.source_of_weights()
         if auxiliary is None:
-            return initialise_medusa(target, plan.gamma, kept)
+            return initialise_medusa(target, plan.gamma, kept).to(self.trainer.device)
         decoder: Architecture = usual_head(self.trainer.target.architecture, "eagle3").decoder
         decoder = decoder.replace(num_hidden_layers=plan.layers, draft_vocab_size=len(kept))
-        return initialise_eagle3(target, eagle3_config(decoder, target), auxiliary.layers, kept, seed)
+        head = initialise_eagle3(target, eagle3_config(decoder, target), auxiliary.layers, kept, seed)
+        return head.to(self.trainer.device)
 
     def _save(self, head: Head, folder: Path, cache: TextCache) -> None:
         """The folder that engines load, with the target's tokenizer."""

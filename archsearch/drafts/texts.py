@@ -1,6 +1,6 @@
 """The texts of a run: what the target wrote for its prompts, in folders of the run.
 
-text/        the target's greedy answers to the training prompts, with its hidden states
+text/        the target's greedy answers to the training prompts, with its hidden states; in bfloat16 where that is faster
 plain/       plain text with the target's states, where a file was given
              further text, where there was time for it: `drafts.growth` says what and in which folders
 heldout/     greedy answers to the held-out prompts: acceptance is measured on one half, the other confirms
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.drafts.growth import Growth
 from archsearch.errors import MissingDataError
-from archsearch.files import write_json
+from archsearch.files import read_json, write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.progress import ProgressLine, say
 from archsearch.text.prompt_set import PromptSet
@@ -44,6 +44,15 @@ class RunTexts:
         self._caches: dict[str, TextCache] = {}
         self.growth = Growth(self)
 
+    def writer(self) -> Any:
+        """The target as it writes what drafts learn from: in the dtype in which this run's text was begun, at first in the
+        fastest (`LoadedTarget.fast_dtype`). Held-out text is written in the run's own, as the user decodes."""
+        path = self.folder / "text" / "cache.json"
+        if not path.exists():
+            return self.target.model(self.target.fast_dtype())
+        settings = read_json(path, "text cache")["fingerprint"]["settings"]
+        return self.target.model(settings["dtype"].removeprefix("torch."))
+
     def write_training(self, budget_s: float) -> TextCache:
         """The training text, written within about `budget_s`; a finished or interrupted cache is used and continued."""
         from archsearch.text.encode import encode_text
@@ -53,7 +62,7 @@ class RunTexts:
         begin, before = time.monotonic(), self.growth.tokens("text")
         with ProgressLine("target writes training text") as line:
             self._caches["text"] = generate_text(
-                self.target.model(),
+                self.writer(),
                 self.target.tokenizer,
                 self.prompts.train,
                 cache_dir=self.folder / "text",
@@ -67,7 +76,7 @@ class RunTexts:
         if self.plain_text is not None:
             with ProgressLine("target reads plain text") as line:
                 self._caches["plain"] = encode_text(
-                    self.target.model(),
+                    self.writer(),
                     self.target.tokenizer,
                     self.plain_text,
                     cache_dir=self.folder / "plain",

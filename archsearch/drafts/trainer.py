@@ -53,9 +53,11 @@ class DraftTrainer:
         answer_tokens: int = ANSWER_TOKENS,
         plain_text: Path | None = None,
         threads: int | None = None,
+        device: str = "cpu",
     ) -> None:
-        self.target, self.prompts, self.folder = target, prompts, folder
-        self.loaded = LoadedTarget(target, dtype)
+        """`device`: where the target writes and drafts are trained, as torch names it."""
+        self.target, self.prompts, self.folder, self.device = target, prompts, folder, device
+        self.loaded = LoadedTarget(target, dtype, device)
         self.texts = RunTexts(self.loaded, prompts, folder, answer_tokens, plain_text)
         if threads is not None:
             import torch
@@ -65,6 +67,10 @@ class DraftTrainer:
     def model(self, dtype: str | None = None) -> Any:
         """The target in `dtype` (the run's by default)."""
         return self.loaded.model(dtype)
+
+    def source_of_weights(self) -> Any:
+        """The target that drafts are initialised from, in the CPU's memory; in float32 where it runs there."""
+        return self.loaded.model("float32" if self.device == "cpu" else None, device="cpu")
 
     @property
     def tokenizer(self) -> Any:
@@ -122,14 +128,14 @@ class DraftTrainer:
         vocabulary = stored_vocabulary(folder, arch.head_rows, caches, self.tokenizer) if arch.trimmed else None
         calibration = _calibration_ids(caches[0])
         draft = initialise_draft(
-            self.model("float32"),
+            self.source_of_weights(),
             arch,
             draft_token_ids=vocabulary.token_ids if vocabulary else None,
             calibration_ids=calibration,
             seed=seed,
             dtype=torch.float32,
         )
-        return draft, vocabulary
+        return draft.to(self.device), vocabulary
 
     def train_short(
         self, arch: Architecture, tokens: int, seed: int = 0, label: str = "", *, limit_s: float | None = None
@@ -193,7 +199,7 @@ class DraftTrainer:
         if shapes[0].trimmed:
             ids = choose_draft_vocab(token_frequencies(*caches), shapes[0].head_rows, self.tokenizer).token_ids
         net = build_supernet(
-            self.model("float32"), shapes, draft_token_ids=ids, calibration_ids=_calibration_ids(caches[0]), seed=seed
+            self.source_of_weights(), shapes, draft_token_ids=ids, calibration_ids=_calibration_ids(caches[0]), seed=seed
         )
         first = SupernetConfig(tokens=SUPERNET_FIRST_TOKENS * len(shapes), seed=seed)
         folder = self.folder / "supernet"
@@ -255,7 +261,7 @@ class DraftTrainer:
         draft.eval()
         trace = agreement_trace(draft, self.texts.choosing())
         trace.save(folder / "trace.npz")
-        save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=_mean_hidden(draft, caches[0]))
+        save_draft(draft.to("cpu"), folder, tokenizer=self.tokenizer, mean_hidden=_mean_hidden(draft, caches[0]))
         write_json(
             folder / "training.json",
             {

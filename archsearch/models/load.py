@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from archsearch.errors import MissingDataError
+from archsearch.architecture.counts import weight_bytes
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.gguf import converted_gguf
 from archsearch.models.runtime import quiet_transformers, torch_dtype
@@ -17,12 +18,14 @@ from archsearch.models.targets import TargetRef
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+ROOM: Final = 4 / 3  # times a model's weights: what passes leave takes the rest
 
-def load_target(ref: TargetRef, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The target's model in `dtype`, in eval mode, and its tokenizer.
+
+def load_target(ref: TargetRef, dtype: torch.dtype | str, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The target's model in `dtype` on `device`, in eval mode, and its tokenizer.
 
     Raises MissingDataError when there are no weights to be had: shape-only catalogue entry, folder without weights, package
-    not installed.
+    not installed; ArchsearchError where the device has no room for them.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -35,7 +38,24 @@ def load_target(ref: TargetRef, dtype: torch.dtype | str) -> tuple[PreTrainedMod
             raise MissingDataError(
                 f"cannot load the weights of target {ref.name!r} from {source}: {str(error).strip().splitlines()[0]}"
             ) from error
+    try:
+        model = model.to(device)
+    except torch.OutOfMemoryError as error:
+        needed = weight_bytes(ref.architecture, torch_dtype(dtype).itemsize) / 2**30
+        raise ArchsearchError(
+            f"{ref.name} does not fit the GPU's free memory: its weights take {needed:.0f} GiB in {dtype}; free the GPU or use a "
+            "larger one"
+        ) from error
     return model.eval(), load_tokenizer(ref)
+
+
+def best_device(ref: TargetRef, dtype: torch.dtype | str) -> str:
+    """Where a model is measured: on a GPU that has its weights' memory free and a third as much for what passes leave, else on
+    the CPU."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    needed = weight_bytes(ref.architecture, torch_dtype(dtype).itemsize)
+    return "cuda" if ROOM * needed <= torch.cuda.mem_get_info()[0] else "cpu"
 
 
 def load_tokenizer(ref: TargetRef) -> PreTrainedTokenizerBase:

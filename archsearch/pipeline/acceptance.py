@@ -170,7 +170,7 @@ def measure_untrained(request: AcceptanceRequest, target: TargetRef, kind: Untra
     ArchsearchError as `measure_acceptance`, and for options that are for models only.
     """
     from archsearch.acceptance.early_exit import exit_traces
-    from archsearch.models.load import load_target, load_tokenizer
+    from archsearch.models.load import best_device, load_target, load_tokenizer
 
     if request.explain or request.trace is not None:
         raise ArchsearchError(f"--draft {request.draft} is no model: leave --explain and --trace out")
@@ -202,7 +202,7 @@ def measure_untrained(request: AcceptanceRequest, target: TargetRef, kind: Untra
     else:
         layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
-            model = load_target(target, request.dtype)[0]
+            model = load_target(target, request.dtype, best_device(target, request.dtype))[0]
             traces = exit_traces(
                 model, texts.sequences, layers, end_ids=end_ids, report=lambda done, total: line("exits", done, total)
             )
@@ -220,7 +220,7 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
     """The trace of the draft over the target's text, notes for the user, and the mean number of tokens in the KV cache."""
     from archsearch.acceptance import measured
     from archsearch.models.drafts import load_draft
-    from archsearch.models.load import load_target, load_tokenizer
+    from archsearch.models.load import best_device, load_target, load_tokenizer
 
     if not draft.has_weights or draft.ref is None:
         raise MissingDataError(
@@ -232,9 +232,9 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
     texts, end_ids, more = written_text(request, target, tokenizer, prompts)
     notes += [f"prompts: {source}", *more]
     if draft.ref.folder is not None:
-        model = load_draft(draft.ref.folder, request.dtype)
+        model = load_draft(draft.ref.folder, request.dtype).to(best_device(draft.ref, request.dtype))
     else:
-        model = load_target(draft.ref, request.dtype)[0]
+        model = load_target(draft.ref, request.dtype, best_device(draft.ref, request.dtype))[0]
     with ProgressLine("measure") as line:
 
         def report(done: int, total: int) -> None:
@@ -292,7 +292,7 @@ def written_text(
 
     The cache is found by what the target is (name, files), not by its weights, so a second draft needs no target at all.
     """
-    from archsearch.models.load import load_target
+    from archsearch.models.load import best_device, load_target
     from archsearch.text.cache import TextCache
     from archsearch.text.generate import eos_ids, generate_text
     from archsearch.text.prompts import encode_prompts
@@ -316,7 +316,7 @@ def written_text(
         if texts.complete:
             return texts, list(read_json(ends_file, "end tokens")), notes
     ensure_writable_dir(folder)
-    model, _ = load_target(target, request.dtype)
+    model, _ = load_target(target, request.dtype, best_device(target, request.dtype))
     ends = list(eos_ids(model, tokenizer))
     with ProgressLine("target writes") as line:
 

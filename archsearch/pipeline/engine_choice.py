@@ -98,8 +98,16 @@ def profile_first(session: SearchSession, scorer: Scorer, engine: str) -> str | 
 def engine_settings(
     session: SearchSession, choice: EngineChoice, *, concurrency: int, max_len: int, dtype: str
 ) -> EngineSettings:
-    """How the session's device, dtype and ranks are told to an engine."""
+    """How the session's device, dtype and ranks are told to an engine. Raises ArchsearchError where the device is a GPU and this
+    machine has none: nothing measured here would be that GPU's."""
     from archsearch.engines.engine import EngineSettings
+
+    device = session.source.device
+    if device.kind != "cpu" and choice.server_url is None and not has_gpu():
+        raise ArchsearchError(
+            f"confirming on {device.key} takes a machine with that GPU, and this one has none; copy the run there, or name a "
+            "running server (--server-url)"
+        )
 
     return EngineSettings(
         dtype=dtype,
@@ -108,12 +116,19 @@ def engine_settings(
         mode=session.source.mode,
         tensor_parallel=session.scorer.workload.tensor_parallel,
         threads=session.source.threads,
-        device="cpu" if session.source.device.kind == "cpu" else "gpu",
+        device="cpu" if device.kind == "cpu" else "gpu",
         python=choice.python,
         timeout_s=choice.timeout_s,
         server_url=choice.server_url,
         baseline_url=choice.baseline_url,
     )
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a GPU here."""
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def engine_target(ref: TargetRef) -> Path | str:

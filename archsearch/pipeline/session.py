@@ -290,7 +290,17 @@ class SearchSession:
             answer_tokens=self.request.answer_tokens,
             plain_text=self.request.text,
             threads=self.source.threads,
+            device=_training_device(self.source.device.kind),
         )
+
+
+def _training_device(kind: str) -> str:
+    """Where drafts for a device of this kind are trained: on the GPU that is here, for one of another machine on the CPU."""
+    if kind == "cpu":
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _asked_text(request: SearchRequest, run: Run) -> AskedText:

@@ -85,6 +85,11 @@ class TextCache:
         return int(self.head.shape[1])
 
     @property
+    def dtype(self) -> str:
+        """What the target computed in when it wrote the texts, by name."""
+        return str(self.head.dtype).removeprefix("torch.")
+
+    @property
     def written_tokens(self) -> int:
         return sum(int(s.greedy_ids.shape[0]) for s in self.sequences)
 

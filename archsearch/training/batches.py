@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -25,6 +25,13 @@ class Batch:
     greedy_ids: torch.Tensor
     token_ids: torch.Tensor
     tokens: int
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch with its tensors on `device`."""
+        if self.input_ids.device == device:
+            return self
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)})
 
 
 def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
@@ -97,9 +104,9 @@ def greedy_matches(draft: Any, sequences: Sequence[CachedSequence], *, batch_tok
     draft.eval()
     with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
         for chosen in by_length(sequences, batch_tokens):
-            batch = make_batch([sequences[i] for i in chosen])
+            batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
             best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
-            matches = ((best if kept is None else kept[best]) == batch.greedy_ids).numpy()
+            matches = ((best if kept is None else kept[best]) == batch.greedy_ids).cpu().numpy()
             offset = 0
             for i in chosen:
                 count = int(sequences[i].greedy_ids.shape[0])

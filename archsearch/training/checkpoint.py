@@ -18,8 +18,17 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     with atomic_path(path) as temporary:
         # By bytes: on a full disk torch raises an error of its own, a plain write an OSError.
         buffer = io.BytesIO()
-        torch.save(state, buffer)
+        torch.save(_on_cpu(state), buffer)
         temporary.write_bytes(buffer.getbuffer())
+
+
+def _on_cpu(value: Any) -> Any:
+    """The same state with its tensors in the CPU's memory, so that any machine can go on from it."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    return type(value)(_on_cpu(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def load_state(path: Path) -> dict[str, Any]:

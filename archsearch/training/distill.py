@@ -160,10 +160,12 @@ class _Run:
                 f"the draft's vocabulary ({self.rows} head rows) does not fit the text's target ({caches[0].vocab_size} tokens); "
                 "give a draft of the same target"
             )
-        head = caches[0].head
-        self.teacher_head = head if self.kept is None else head[self.kept]
-        self.index_of = torch.full((caches[0].vocab_size,), -100, dtype=torch.long)
-        self.index_of[torch.arange(caches[0].vocab_size) if self.kept is None else self.kept] = torch.arange(self.rows)
+        self.device = self.weight.device
+        head = caches[0].head.to(self.device)
+        self.teacher_head = head if self.kept is None else head[self.kept]  # [rows, hidden]
+        self.index_of = torch.full((caches[0].vocab_size,), -100, dtype=torch.long, device=self.device)
+        every = torch.arange(caches[0].vocab_size, device=self.device) if self.kept is None else self.kept
+        self.index_of[every] = torch.arange(self.rows, device=self.device)
         self.frequent = self._frequent_rows() if self.rows > _FULL_HEAD_LIMIT else None
         self.same_width = int(self.weight.shape[1]) == caches[0].hidden_size
         self.was_trainable = {name: p.requires_grad for name, p in draft.named_parameters()}
@@ -174,9 +176,12 @@ class _Run:
         if embedding is None or self.weight is not embedding.weight:
             self.weight.requires_grad_(config.train_head)
         self.trainable = {name: p for name, p in draft.named_parameters() if p.requires_grad}
-        on_cpu_or_cuda = self.weight.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(
-            self.trainable.values(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=on_cpu_or_cuda
+            self.trainable.values(),
+            lr=config.lr,
+            betas=(0.9, 0.95),
+            weight_decay=config.weight_decay,
+            fused=self.device.type in ("cpu", "cuda"),
         )
         self.identity = self._identity(caches)
         self.step = self.tokens = self.trained_tokens = 0
@@ -203,7 +208,7 @@ class _Run:
 
     def _identity(self, caches: list[TextCache]) -> dict[str, Any]:
         shapes = {name: list(p.shape) for name, p in self.draft.named_parameters()}
-        kept = b"" if self.kept is None else self.kept.numpy().tobytes()
+        kept = b"" if self.kept is None else self.kept.cpu().numpy().tobytes()
         return {
             "draft": _digest([shapes, hashlib.sha256(kept).hexdigest()]),
             "text": [_digest([c.fingerprint for c in caches[: count + 1]]) for count in range(len(caches))],
@@ -214,7 +219,7 @@ class _Run:
         counts = torch.zeros(self.index_of.shape[0], dtype=torch.long)
         for sequence in self.sequences:
             counts += torch.bincount(sequence.written, minlength=counts.shape[0])
-        rows = self.index_of[counts.argsort(descending=True, stable=True)]
+        rows = self.index_of[counts.argsort(descending=True, stable=True).to(self.device)]
         return rows[rows >= 0][: self.config.shortlist]
 
     # ---- the loop
@@ -373,7 +378,7 @@ class _Run:
 
     def _batch(self, indices: Sequence[int]) -> Batch:
         """The sequences of one step."""
-        return make_batch([self.sequences[i] for i in indices])
+        return make_batch([self.sequences[i] for i in indices]).to(self.device)
 
     def _matches(self) -> list[np.ndarray]:
         """Of each held-out text, what is right of what could be, with the weights as they are."""
@@ -390,7 +395,7 @@ class _Run:
         """Sorted head rows of this step: frequent tokens, those of the batch, and random negatives (by step, so resumable)."""
         assert self.frequent is not None
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.step)
-        negatives = torch.randint(self.rows, (_RANDOM_NEGATIVES,), generator=generator)
+        negatives = torch.randint(self.rows, (_RANDOM_NEGATIVES,), generator=generator).to(self.device)
         present = self.index_of[torch.cat([batch.greedy_ids, batch.token_ids])]
         return torch.cat([self.frequent, present[present >= 0], negatives]).unique()
 
@@ -469,8 +474,8 @@ class _Run:
         self.step, self.tokens = state["step"], state["tokens"]
         self.seconds, self.step_seconds = state["seconds"], state["step_seconds"]
         self.trained_tokens = state["trained_tokens"]
-        self.average, self.averaged, self.annealing = state["average"], state["averaged"], state["annealing"]
-        self.stopped = str(state.get("stopped") or "")
+        self.average = {name: p.to(self.device) for name, p in state["average"].items()}
+        self.averaged, self.annealing, self.stopped = state["averaged"], state["annealing"], str(state.get("stopped") or "")
         self.losses = [CurvePoint(*p) for p in state["losses"]]
         self.alphas = [CurvePoint(*p) for p in state["alphas"]]
         self._take_extra(state.get("extra", {}))

@@ -153,16 +153,16 @@ def test_next_turns_are_asked_for_once_and_the_usable_ones_answered(tmp_path: Pa
 
 def biased(texts: RunTexts, token: int) -> None:
     """The target writes `token` whatever it reads."""
-    model = texts.target.model()
-    with torch.no_grad():
-        model.model.norm.weight.zero_()
-        model.model.norm.weight[0] = 1.0
-        model.lm_head.weight.zero_()
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight[:, 0] = 5.0
-        model.lm_head.weight[token, 0] = 1.0
+    for model in {texts.target.model(), texts.writer()}:
+        with torch.no_grad():
+            model.model.norm.weight.zero_()
+            model.model.norm.weight[0] = 1.0
+            model.lm_head.weight.zero_()
+            for layer in model.model.layers:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+            model.model.embed_tokens.weight[:, 0] = 5.0
+            model.lm_head.weight[token, 0] = 1.0
 
 
 def trains(texts: RunTexts) -> None:

@@ -113,17 +113,23 @@ class SyntheticAcceptance(LogitsProcessor):
 class TransformersEngine:
     """`generate(assistant_model=...)`. Several engines may share loaded modules: gamma is set on the draft for each call only.
 
-    `tokenizer` turns tokens into the results' text (without one the text is empty). `dtype` applies to folders given to `start`.
+    `tokenizer` turns tokens into the results' text (without one the text is empty). `dtype` and `device` apply to folders given
+    to `start`; a draft goes where its target is.
     """
 
     name = "transformers"
     facts = engine_facts(name)
     concurrent, synthesises, schedules = facts.batches, facts.synthesises, facts.schedules
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None = None, dtype: torch.dtype | str = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: torch.dtype | str = torch.bfloat16,
+        device: str = "cpu",
+    ) -> None:
         self.version = version("transformers")
         self.tokenizer = tokenizer
-        self.dtype = torch_dtype(dtype)
+        self.dtype, self.device = torch_dtype(dtype), device
         self.target: PreTrainedModel | None = None
         self.draft: PreTrainedModel | None = None
         self.gamma = 0
@@ -149,6 +155,7 @@ class TransformersEngine:
         self.gamma = 0 if self.draft is None else gamma
         if self.draft is not None:
             ours, theirs = self.draft.config.vocab_size, self.target.config.vocab_size
+            self.draft.to(self.target.device)  # type: ignore[arg-type]
             if ours != theirs:
                 raise ArchsearchError(f"the draft's vocabulary has {ours} tokens, the target's {theirs}; they must be the same")
 
@@ -160,7 +167,7 @@ class TransformersEngine:
         from transformers import AutoModelForCausalLM
 
         with quiet_transformers():
-            return AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype).eval()
+            return AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype).to(self.device).eval()
 
     def stop(self) -> None:
         self.target = self.draft = None
@@ -332,5 +339,5 @@ def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, gamma:
 
 
 def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformersEngine:
-    """transformers as `settings` want it: only their dtype counts here."""
-    return TransformersEngine(tokenizer, settings.dtype)
+    """transformers as `settings` want it: their dtype and kind of device count here."""
+    return TransformersEngine(tokenizer, settings.dtype, "cpu" if settings.device == "cpu" else "cuda")

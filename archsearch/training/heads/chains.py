@@ -54,9 +54,9 @@ class HeadBatch(Batch):
     def rows(self) -> Rows:
         """What an EAGLE-3 head is unrolled over."""
         assert self.states is not None
-        starts = torch.zeros(len(self.written), max(1, max(self.written) - 1), dtype=torch.long)
+        starts = torch.zeros(len(self.written), max(1, max(self.written) - 1), dtype=torch.long, device=self.next_ids.device)
         for text, (first, count) in enumerate(zip(self.first, self.written, strict=True)):
-            starts[text, : count - 1] = torch.arange(first, first + count - 1)
+            starts[text, : count - 1] = torch.arange(first, first + count - 1, device=starts.device)
         return Rows(self.states, self.next_ids, starts)
 
 
@@ -106,7 +106,7 @@ def chain_matches(
     kept = head.lm_head.draft_token_ids
     with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
         for part in _parts(sequences, batch_tokens):
-            batch = head_batch(part, auxiliary)
+            batch = head_batch(part, auxiliary).to(weight.device)
             matches = [np.zeros((max(0, count - 1), gamma), dtype=bool) for count in batch.written]
             for step, logits in enumerate(step_logits(head, batch, gamma)):
                 texts, starts, places = batch.chains(step)

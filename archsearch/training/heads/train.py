@@ -128,7 +128,7 @@ class HeadRun(_Run):
         return identity | {"draft": f"{identity['draft']} {list(getattr(self.draft, 'aux_layers', ()))}"}
 
     def _batch(self, indices: Sequence[int]) -> Batch:
-        return head_batch([self.sequences[i] for i in indices], self.auxiliary)
+        return head_batch([self.sequences[i] for i in indices], self.auxiliary).to(self.device)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         """Mean over steps, each weighing STEP_WEIGHT of the one before, of the mean loss over chains."""
