@@ -176,12 +176,9 @@ class _Run:
         if embedding is None or self.weight is not embedding.weight:
             self.weight.requires_grad_(config.train_head)
         self.trainable = {name: p for name, p in draft.named_parameters() if p.requires_grad}
+        fused = self.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(
-            self.trainable.values(),
-            lr=config.lr,
-            betas=(0.9, 0.95),
-            weight_decay=config.weight_decay,
-            fused=self.device.type in ("cpu", "cuda"),
+            self.trainable.values(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=fused
         )
         self.identity = self._identity(caches)
         self.step = self.tokens = self.trained_tokens = 0
@@ -472,8 +469,7 @@ class _Run:
         self.optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
         self.step, self.tokens = state["step"], state["tokens"]
-        self.seconds, self.step_seconds = state["seconds"], state["step_seconds"]
-        self.trained_tokens = state["trained_tokens"]
+        self.seconds, self.step_seconds, self.trained_tokens = state["seconds"], state["step_seconds"], state["trained_tokens"]
         self.average = {name: p.to(self.device) for name, p in state["average"].items()}
         self.averaged, self.annealing, self.stopped = state["averaged"], state["annealing"], str(state.get("stopped") or "")
         self.losses = [CurvePoint(*p) for p in state["losses"]]
