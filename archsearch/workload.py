@@ -74,8 +74,9 @@ class Workload:
 class WorkloadRequest:
     """What was asked of a workload and of the machine that serves it; None: chosen from the profile and the target.
 
-    A chosen dtype is the one in which the target decodes fastest, a chosen mode that of the device's usual engine, a chosen
-    `tensor_parallel` the fewest devices that hold the target. `pipeline.latency.choose_latency` makes a `Workload` of it.
+    A chosen dtype is the one in which the target decodes fastest (of equals: verifies cheapest), a chosen mode that of the
+    device's usual engine, a chosen `tensor_parallel` the fewest devices that hold the target. `pipeline.latency.choose_latency`
+    makes a `Workload` of it.
     """
 
     gpu: str | None = None  # an alias or key of a device; None: cpu, or the device of `profile`

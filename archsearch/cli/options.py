@@ -203,7 +203,7 @@ def common(function: Callable[..., Any], several_engines: bool = False) -> Calla
             "--dtype",
             metavar="D",
             callback=dtype_choice,
-            help="Default: the one in which the target decodes fastest, by the profile.",
+            help="Default: by the profile, the one in which the target decodes fastest; of equals, verifies cheapest.",
         ),
         click.option(
             "--mode",
