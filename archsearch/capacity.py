@@ -36,14 +36,17 @@ class MemoryUse:
 
     @property
     def weight_bytes(self) -> int:
+        """Weights of target and draft on one device, bytes."""
         return self.target_weight_bytes + self.draft_weight_bytes
 
     @property
     def kv_bytes(self) -> int:
+        """KV caches of target and draft on one device, bytes."""
         return self.target_kv_bytes + self.draft_kv_bytes
 
     @property
     def total_bytes(self) -> int:
+        """Weights and caches, bytes."""
         return self.weight_bytes + self.kv_bytes
 
 

@@ -28,9 +28,11 @@ class Estimate:
 
     @property
     def relative_std(self) -> float:
+        """std / |value|; infinite for a value of 0."""
         return self.std / abs(self.value) if self.value else math.inf
 
     def to_dict(self) -> dict[str, Any]:
+        """{"value", "std", "source"}, with "low" and "high" (5 and 95 %) where they are known."""
         shape = {} if self.low is None or self.high is None else {"low": self.low, "high": self.high}
         return {"value": self.value, "std": self.std, "source": self.source, **shape}
 
@@ -40,6 +42,7 @@ class Estimate:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Estimate:
+        """Read back `to_dict`. Raises KeyError, TypeError or ValueError for what is none."""
         low, high = (None if data.get(name) is None else float(data[name]) for name in ("low", "high"))
         return cls(float(data["value"]), float(data["std"]), str(data["source"]), low, high)
 
@@ -48,6 +51,9 @@ def weakest_source(*sources: str) -> str:
     """The least trustworthy of several sources: what a result built from all of them may call itself.
 
     Two measured parts make a modelled whole only where the caller says so; this keeps the worst tag.
+
+    >>> weakest_source("measured", "prior", "modelled")
+    'prior'
     """
     order = ("measured", "given", "published", "modelled", "prior", "roofline")
     return max(sources, key=order.index)

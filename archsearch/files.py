@@ -15,7 +15,10 @@ from archsearch.errors import ArchsearchError
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed over it when the block ends well and removed when it does not."""
+    """A temporary path beside `path`, renamed over it when the block ends well and removed when it does not.
+
+    Raises ArchsearchError where the path cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
@@ -45,7 +48,10 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Parsed JSON; a missing or broken file is one clear line that calls it `what`."""
+    """Parsed JSON; a missing or broken file is one clear line that calls it `what`.
+
+    Raises ArchsearchError for either.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -13,6 +13,7 @@ Listing = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 def targets() -> Listing:
+    """Targets of the catalogue: shape, parameters, weights or shape only."""
     from archsearch.architecture import catalogue
 
     rows = []
@@ -35,6 +36,7 @@ def targets() -> Listing:
 
 
 def devices() -> Listing:
+    """This CPU and every GPU of the table, with memory, bandwidth and peak arithmetic."""
     from archsearch.hardware.device import devices as table
     from archsearch.hardware.identify import identify_cpu
 
@@ -63,6 +65,7 @@ def device_facts() -> dict[str, dict[str, Any]]:
 
 
 def profiles() -> Listing:
+    """Every profile that is found, with its rows and where it lies; of a broken one the line of its ArchsearchError."""
     from archsearch.profiles import SCHEMA_VERSION, list_profiles
 
     rows = []
@@ -86,6 +89,7 @@ def profiles() -> Listing:
 
 
 def spaces() -> Listing:
+    """Search spaces by name, with their description."""
     from archsearch.search.space import list_spaces, load_space
 
     rows = []
@@ -99,6 +103,7 @@ def spaces() -> Listing:
 
 
 def runs() -> Listing:
+    """Runs in ./runs, with the best of each."""
     from archsearch.runs.run import list_runs
 
     return ("run", "target", "device", "trials", "best speed-up", "confirmed"), [run.summary_row() for run in list_runs()]

@@ -81,14 +81,17 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, Shape, str, str, str]:
+        """What tells rows apart: kind, shape, dtype, mode, cache state."""
         return (self.kind, self.shape, self.dtype, self.mode, self.cache)
 
     @property
     def median_s(self) -> float:
+        """Median of the repeats, seconds."""
         return statistics.median(self.times_s)
 
     @property
     def iqr_s(self) -> float:
+        """Interquartile range of the repeats, seconds; 0 where there are fewer than three."""
         if len(self.times_s) < 3:
             return 0.0
         low, _, high = statistics.quantiles(self.times_s, n=4, method="inclusive")
@@ -125,9 +128,11 @@ class Measurement:
         return self.kind in DIFFERENCE_KINDS and self.std_s is None and self.median_s == CUT_OFF_S
 
     def sizes(self) -> dict[str, Any]:
+        """The shape as a mapping."""
         return thaw_shape(self.shape)
 
     def to_dict(self) -> dict[str, Any]:
+        """A line of rows.jsonl; times in seconds, four digits."""
         row: dict[str, Any] = {
             "kind": self.kind,
             "shape": self.sizes(),
@@ -146,6 +151,7 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        """Read back `to_dict`. Raises ValueError for kinds, cache states and times that cannot be."""
         times = tuple(float(t) for t in data["times_s"])
         if data["kind"] not in WHOLE_KINDS and data["kind"] not in OP_KINDS:
             raise ValueError(f"unknown kind {data['kind']!r}")
@@ -307,11 +313,15 @@ class Profile:
         return "package" in self.provenance
 
     def add(self, rows: Iterable[Measurement]) -> None:
+        """Put rows in, in memory only; a row of the same key is replaced."""
         for row in rows:
             self.rows[row.key] = row
 
     def record(self, row: Measurement) -> None:
-        """Add a row and, where the profile has a folder, append it to rows.jsonl at once."""
+        """Add a row and, where the profile has a folder, append it to rows.jsonl at once.
+
+        Raises ArchsearchError where the file cannot be written.
+        """
         self.rows[row.key] = row
         if self.folder is None:
             return
@@ -343,6 +353,7 @@ class Profile:
 
     @property
     def noisy_share(self) -> float:
+        """Share of the rows whose repeats spread by more than 10 %."""
         return sum(row.noisy for row in self.rows.values()) / len(self.rows) if self.rows else 0.0
 
     def fingerprint(self) -> str:
@@ -356,6 +367,7 @@ class Profile:
         return digest.hexdigest()[:16]
 
     def header(self) -> dict[str, Any]:
+        """profile.json: device, stack, origin; all but the rows."""
         return {
             "schema_version": SCHEMA_VERSION,
             "device": self.device,
@@ -367,6 +379,7 @@ class Profile:
         }
 
     def save_header(self) -> None:
+        """Write profile.json. Raises ValueError for a profile without a folder."""
         if self.folder is None:
             raise ValueError("a profile without a folder cannot be saved")
         write_json(self.folder / "profile.json", self.header())
@@ -420,7 +433,10 @@ class Profile:
 
     @classmethod
     def open(cls, folder: Path, device: dict[str, Any], stack: dict[str, str]) -> Profile:
-        """Load the profile in `folder` to continue it, or start an empty one there."""
+        """Load the profile in `folder` to continue it, or start an empty one there.
+
+        Raises ArchsearchError for a profile of another device.
+        """
         if (folder / "profile.json").is_file():
             profile = cls.load(folder)
             if profile.device.get("key") != device.get("key"):

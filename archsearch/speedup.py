@@ -80,6 +80,9 @@ def tau(alpha: float, gamma: int) -> float:
     """Mean tokens per verification, bonus token included, for a constant alpha (arXiv 2211.17192 eq. 1).
 
     Summed term by term, so that alpha = 1 gives gamma + 1 and alphas next to it lose no digits.
+
+    >>> round(tau(0.8, 4), 4)
+    3.3616
     """
     _check_alpha(alpha)
     _check_gamma(gamma)
@@ -102,7 +105,11 @@ def tau_slope(alpha: float, gamma: int) -> float:
 
 
 def accepted_by_position(conditional: Sequence[float]) -> list[float]:
-    """Unconditional chance that position 1..gamma is accepted: the running product of the conditional ones."""
+    """Unconditional chance that position 1..gamma is accepted: the running product of the conditional ones.
+
+    >>> accepted_by_position([0.8, 0.5])
+    [0.8, 0.4]
+    """
     reach, result = 1.0, []
     for chance in conditional:
         _check_alpha(chance)
@@ -147,6 +154,9 @@ def alpha_from_tau(tau_value: float, gamma: int) -> float:
     """The constant alpha that gives `tau_value` at `gamma`: the inverse of `tau`, by bisection.
 
     Raises ValueError for gamma < 1 or a tau outside 1..gamma + 1.
+
+    >>> round(alpha_from_tau(3.3616, 4), 4)
+    0.8
     """
     if gamma < 1 or not 1.0 <= tau_value <= gamma + 1:
         raise ValueError(f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma {gamma}")
@@ -161,12 +171,20 @@ def alpha_from_tau(tau_value: float, gamma: int) -> float:
 
 
 def speedup(tau_value: float, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0) -> float:
-    """Time per token without the draft / with it."""
+    """Time per token without the draft / with it.
+
+    >>> speedup(3.0, decode_s=0.020, draft_s=0.008, verify_s=0.022)
+    2.0
+    """
     return tau_value * decode_s / (draft_s + verify_s + overhead_s)
 
 
 def tokens_per_s(tau_value: float, draft_step_s: float, gamma: int, target_s: float) -> float:
-    """Tokens per second of one sequence; `draft_step_s` is one draft step (arXiv 2402.01528: TAR / (k t_draft + t_target))."""
+    """Tokens per second of one sequence; `draft_step_s` is one draft step (arXiv 2402.01528: TAR / (k t_draft + t_target)).
+
+    >>> round(tokens_per_s(3.0, draft_step_s=0.002, gamma=4, target_s=0.022))
+    100
+    """
     return tau_value / (gamma * draft_step_s + target_s)
 
 
@@ -176,7 +194,11 @@ def tpot_s(tau_value: float, draft_s: float, verify_s: float, overhead_s: float 
 
 
 def break_even_alpha(gamma: int, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0) -> float:
-    """The alpha at which speed-up is 1: below it the draft does not pay. 0 if it always pays, inf if no alpha is enough."""
+    """The alpha at which speed-up is 1: below it the draft does not pay. 0 if it always pays, inf if no alpha is enough.
+
+    >>> round(break_even_alpha(4, decode_s=0.020, draft_s=0.008, verify_s=0.022), 2)
+    0.34
+    """
     needed = (draft_s + verify_s + overhead_s) / decode_s
     if needed <= 1.0:
         return 0.0
@@ -349,6 +371,7 @@ class RoundTerms:
 
     @property
     def round_s(self) -> float:
+        """Seconds of one round."""
         return math.fsum((self.draft_s, self.verify_s, self.overhead_s))
 
     def slowed(self, slowdown: float) -> RoundTerms:

@@ -23,7 +23,11 @@ MODES: Final[tuple[Mode, ...]] = ("eager", "graph")
 
 
 def dtype_name(text: str) -> str:
-    """The canonical (torch) name of a dtype; accepts `bf16`, `fp32`, ..."""
+    """The canonical (torch) name of a dtype; accepts `bf16`, `fp32`, ... Raises ArchsearchError for an unknown one.
+
+    >>> dtype_name("bf16")
+    'bfloat16'
+    """
     name = DTYPE_ALIASES.get(text, text)
     if name not in DTYPE_BYTES:
         raise ArchsearchError(f"unknown dtype {text!r}; use one of {', '.join([*DTYPE_BYTES, *DTYPE_ALIASES])}")
@@ -67,6 +71,7 @@ class Workload:
 
     @property
     def dtype_bytes(self) -> int:
+        """Bytes of one weight."""
         return DTYPE_BYTES[self.dtype]
 
 

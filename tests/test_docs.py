@@ -76,3 +76,13 @@ def test_the_search_space_of_files_page_is_valid() -> None:
     assert spaces, "docs/files.md shows no search space"
     for data in spaces:
         SearchSpace.from_dict(data, "documented")
+
+
+def test_the_container_file_copies_what_is_there() -> None:
+    """It cannot be built in a test; what it copies exists, is part of its context, and is all that the wheel is made of."""
+    text = (ROOT / "Containerfile").read_text(encoding="utf-8")
+    copied = [word for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE) for word in line.split()[:-1]]
+    context = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert len(copied) >= 6 and all((ROOT / name).exists() and f"!{name}" in context for name in copied)
+    built_on = re.findall(r'"(\w+)" = "archsearch/_data', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(built_on) <= set(copied)

@@ -101,6 +101,7 @@ class Acceptance:
         return speedup.drifting_positions(self.alpha.value, self.drift.value, gamma)
 
     def tau(self, gamma: int) -> Estimate:
+        """Tokens a round at `gamma` draft tokens, the target's own included."""
         return speedup.tau_estimate(self.alpha, gamma, self.drift)
 
 
@@ -132,9 +133,11 @@ class GivenAcceptance:
         return self
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
+        """The alpha that was given, for any shape. Raises ArchsearchError where it is no probability."""
         if not 0.0 <= self.alpha <= 1.0:
             raise ArchsearchError(f"alpha must lie between 0 and 1, got {self.alpha}")
         return Acceptance(Estimate(self.alpha, self.std, "given"))
 
     def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
+        """0: what is given is given for all shapes alike."""
         return 0.0

@@ -120,7 +120,8 @@ def known_drafts(
 
 def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObservation:
     """A draft's measured alpha: JSON with `architecture`, `alpha` {value, std} and, where known, `target`, `domain`,
-    `temperature`, `trained_tokens`, as `archsearch acceptance --json` writes it."""
+    `temperature`, `trained_tokens`, as `archsearch acceptance --json` writes it.
+    Raises ArchsearchError for a file that is none, or of another target."""
     data = read_json(path, "measured acceptance")
     try:
         arch = Architecture.from_dict(dict(data["architecture"]))

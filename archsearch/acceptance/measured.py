@@ -76,6 +76,7 @@ class Trace:
 
     @property
     def tokens(self) -> int:
+        """Tokens at which draft and target were compared."""
         return sum(int(a.shape[0]) for a in self.agreements)
 
     @property
@@ -129,7 +130,7 @@ class Trace:
         """Read a trace that `save` wrote, of this version or an earlier one.
 
         Earlier ones hold greedy agreement only and do not say which texts ended: those shorter than the longest did, since all
-        were cut at one length.
+        were cut at one length. Raises ArchsearchError for a file that is no trace.
         """
         try:
             with np.load(path, allow_pickle=False) as data:
@@ -203,7 +204,7 @@ def sampling_trace(
     Both distributions get the same temperature and top-p, unless `draft_temperature` says that the engine drafts at another one
     (transformers 5 applies a temperature in the generation config twice to the draft: its square). A vocabulary shorter or longer
     than the target's (padding rows) is compared on the ids that both have. Raises as `agreement_trace`, and for settings out of
-    range.
+    range. Raises ArchsearchError at temperature 0, which is greedy text.
     """
     import torch
     from torch.nn import functional
@@ -387,7 +388,10 @@ def resampled_ratio(totals: np.ndarray, *, resamples: int = RESAMPLES, seed: int
 
 
 def alpha_resampled(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Resampled:
-    """alpha with its bootstrap over texts (tokens of one text are not independent of each other)."""
+    """alpha with its bootstrap over texts (tokens of one text are not independent of each other).
+
+    Raises ArchsearchError for a trace without tokens.
+    """
     counts = np.array([[float(a.sum()), a.shape[0]] for a in trace.shares], dtype=np.float64).reshape(-1, 2)
     if counts[:, 1].sum() == 0:
         raise ArchsearchError("the trace holds no tokens; measure on more text")
@@ -407,7 +411,10 @@ def alpha_by_category(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0
 
 
 def paired_difference(first: Trace, second: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """alpha(first) - alpha(second) on the same texts, with the bootstrap std of the difference (half of the unpaired one)."""
+    """alpha(first) - alpha(second) on the same texts, with the bootstrap std of the difference (half of the unpaired one).
+
+    Raises ArchsearchError for traces of other texts than each other's, or without tokens.
+    """
     lengths = [a.shape for a in first.agreements]
     settings = (first.temperature, first.top_p) == (second.temperature, second.top_p)
     if first.ids != second.ids or lengths != [a.shape for a in second.agreements] or not settings:

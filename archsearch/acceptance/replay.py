@@ -46,6 +46,7 @@ class Replay:
     resampled: Resampled = field(repr=False, compare=False)
 
     def estimate(self) -> Estimate:
+        """tau, tokens a round, with the std over texts."""
         return Estimate(self.tau, self.tau_std, "measured")
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:

@@ -154,14 +154,17 @@ class Architecture:
 
     @property
     def trimmed(self) -> bool:
+        """Whether the head has fewer rows than the vocabulary."""
         return self.head_rows < self.vocab_size
 
     @property
     def q_size(self) -> int:
+        """Width of all queries together: query heads times head_dim."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
+        """Width of all keys (or values) together: KV heads times head_dim."""
         return self.num_key_value_heads * self.head_dim
 
     @property
@@ -186,6 +189,7 @@ class Architecture:
 
     @property
     def attention_kind(self) -> str:
+        """MHA, GQA, MQA or MLA."""
         return "MLA" if self.kv_lora_rank else attention_kind(self.num_attention_heads, self.num_key_value_heads)
 
     def windows(self) -> list[int | None]:
@@ -193,6 +197,7 @@ class Architecture:
         return layer_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
 
     def replace(self, **changes: Any) -> Architecture:
+        """The same shape with some fields changed. Raises InvalidShapeError for what no model can have."""
         return dataclasses.replace(self, **changes)
 
     def without_experts(self) -> Architecture:
@@ -226,6 +231,7 @@ class Architecture:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
+        """Read back `to_dict`. Raises InvalidShapeError for fields it does not know."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = set(data) - known
         if unknown:
@@ -233,7 +239,11 @@ class Architecture:
         return cls(**data)
 
     def label(self) -> str:
-        """A short human name: `2x576 ffn1536 9h/3kv64 head8192`."""
+        """A short human name: `2x576 ffn1536 9h/3kv64 head8192`.
+
+        >>> Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=8192).label()
+        '2x576 ffn1536 9h/3kv64 head8192'
+        """
         window = f" {self.window_pattern}{self.sliding_window}" if "S" in self.window_pattern else ""
         head = f" head{self.head_rows}" + ("t" if self.tie_word_embeddings else "")
         return f"{self.num_hidden_layers}x{self.hidden_size} {self._ffn_label()} {self._heads_label()}{window}{head}"

@@ -74,7 +74,11 @@ def head_params(arch: Architecture) -> int:
 
 
 def parameters(arch: Architecture) -> int:
-    """All parameters; for a trimmed head, of the trimmed model."""
+    """All parameters; for a trimmed head, of the trimmed model.
+
+    >>> parameters(Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True))
+    134515008
+    """
     return embedding_params(arch) + _all_layers(arch) + norm_params(arch) + head_params(arch)
 
 

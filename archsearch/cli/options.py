@@ -109,6 +109,7 @@ training_option = click.option(
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --json."""
     return click.option("--json", "as_json", is_flag=True, help="Last line of stdout: one JSON object. Progress goes to stderr.")(
         function
     )
@@ -233,6 +234,7 @@ def common(function: Callable[..., Any], several_engines: bool = False) -> Calla
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the argument RUN, a run folder."""
     return click.argument("run", type=click.Path(path_type=Path, file_okay=False))(function)
 
 

@@ -70,6 +70,7 @@ def profiled() -> bool:
 
 
 def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, seconds: float) -> str:
+    """What the demo prints at its end."""
     from archsearch.report import summary_text
     from archsearch.report.terminal.search import family_lines
     from archsearch.runs.run import open_run

@@ -85,7 +85,10 @@ class TrainedDraft:
 
 
 def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraft:
-    """Acceptance figures out of a trace."""
+    """Acceptance figures out of a trace.
+
+    Raises ArchsearchError where the held-out answers are too short to say anything.
+    """
     from archsearch.acceptance import measured, replay
 
     taus: dict[int, Estimate] = {}

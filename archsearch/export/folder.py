@@ -49,7 +49,10 @@ def export(
 
 
 def plan(source: ExportSource, output: Path, engines: Sequence[str], *, allow_untrained: bool = False) -> ExportPlan:
-    """What an export will hold, with everything checked that can be wrong before a file is written."""
+    """What an export will hold, with everything checked that can be wrong before a file is written.
+
+    Raises ArchsearchError for what cannot be exported.
+    """
     if source.gamma < 1:
         raise ArchsearchError(f"gamma must be at least 1, got {source.gamma}")
     names = check_engines(engines)
@@ -97,7 +100,10 @@ def _marker(made: ExportPlan) -> dict[str, Any]:
 
 @contextmanager
 def building(output: Path) -> Iterator[Path]:
-    """A folder beside `output` that takes its place when the block ends well, and is removed when it does not."""
+    """A folder beside `output` that takes its place when the block ends well, and is removed when it does not.
+
+    Raises ArchsearchError for a folder that cannot be written.
+    """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))

@@ -173,6 +173,7 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
     Family and model are part of the key because clouds blank the name; `threads` (default: all this process may use) because it
     decides every latency. Cache, memory and bf16 support are read; peak and bandwidth are guesses from the instruction set
     (listed in `unverified`) that only a profile replaces. `root` is the file system to read, for tests.
+    Raises ArchsearchError for more threads than this process may use.
     """
     available = available_threads()
     threads = available if threads is None else threads
@@ -424,7 +425,10 @@ def matches(device: Device, gpu: VisibleGpu) -> bool:
 
 
 def resolve_device(name: str, threads: int | None = None) -> Device:
-    """The device a search is for: `cpu` (or its own key) is this machine's CPU, anything else comes from the table, unchecked."""
+    """The device a search is for: `cpu` (or its own key) is this machine's CPU, anything else comes from the table, unchecked.
+
+    Raises ArchsearchError for a name that is neither.
+    """
     wanted = name.strip().lower()
     if wanted == "cpu":
         return identify_cpu(threads)

@@ -678,7 +678,10 @@ def _refuse_to_overwrite(folder: Path) -> None:
 
 
 def write_profile(profile: Profile, folder: Path) -> None:
-    """Write header and rows into a folder beside `folder`, then rename it there; the profile's folder is set."""
+    """Write header and rows into a folder beside `folder`, then rename it there; the profile's folder is set.
+
+    Raises ArchsearchError where it cannot be written.
+    """
     import json
 
     from archsearch.files import write_json

@@ -84,6 +84,7 @@ def build_draft(
 
     `draft_token_ids`: the tokens a trimmed head keeps (default 0..n-1). `config_fields` (token ids, rms_norm_eps,
     rope_parameters) go into the config. Every weight is written: untouched zero pages share one physical page and time falsely.
+    Raises ArchsearchError where token ids and head rows differ in number.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -199,7 +200,10 @@ def save_draft(
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the tokenizer's files into `folder`, each by rename."""
+    """Write the tokenizer's files into `folder`, each by rename.
+
+    Raises ArchsearchError where the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".tokenizer.") as temporary:

@@ -37,7 +37,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def gamma_settings(gamma: int) -> dict[str, Any]:
-    """generation_config fields of a draft that make transformers draft exactly `gamma` tokens a round."""
+    """generation_config fields of a draft that make transformers draft exactly `gamma` tokens a round.
+
+    Raises ArchsearchError for a gamma below 1.
+    """
     if gamma < 1:
         raise ArchsearchError(f"gamma must be at least 1, got {gamma}")
     return {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}

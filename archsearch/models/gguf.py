@@ -41,6 +41,7 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
     """Folder with safetensors, config and tokenizer made once out of a packaged GGUF, under `cache_dir()/targets/<name>`.
 
     The folder appears by rename when it is complete, so its existence is the proof that it can be used.
+    Raises ArchsearchError where the cache cannot be written.
     """
     folder = cache_dir() / "targets" / name
     if (folder / "config.json").is_file():

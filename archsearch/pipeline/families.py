@@ -85,6 +85,7 @@ def family_spaces(
     """The space of each family: of `own` where it is there, else the shipped one, within what the engine runs.
 
     `optional`: nobody named the families, so one without a valid shape for this target is left out and told of.
+    Raises ArchsearchError where none is left.
     """
     found: list[SearchSpace] = []
     left: list[str] = []

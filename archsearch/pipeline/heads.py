@@ -88,7 +88,10 @@ def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
 
 
 def export_family(path: Path, name: str, output: Path, *, gamma: int | None = None) -> dict[str, Any]:
-    """Export a trained head of a run, ready to serve beside its target."""
+    """Export a trained head of a run, ready to serve beside its target.
+
+    Raises ArchsearchError for a gamma that the head was not trained for.
+    """
     from archsearch.training.heads.folder import TargetFacts, check_head
 
     family = head_family_of(name)

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
-    """Measure this CPU; returns the summary of `profile_device`, with how much slower than its quiet reference it ran."""
+    """Measure this CPU; returns the summary of `profile_device`, with how much slower than its quiet reference it ran.
+
+    Raises ArchsearchError for graph mode or tensor parallelism.
+    """
     if "graph" in request.modes or request.tensor_parallel > 1:
         raise ArchsearchError("--mode graph and --tensor-parallel are for GPUs; a CPU is measured in eager mode, on one device")
     stack = cpu_stack()

@@ -50,6 +50,7 @@ def profile_engine(
 ) -> int:
     """Measure the passes of `request.engine_name` in it (or, where it does not tell them, what it adds to the profile's) and
     record the rows; what is known is not measured again. Returns the number of new rows.
+    Raises ArchsearchError without a target.
     """
     import tempfile
 

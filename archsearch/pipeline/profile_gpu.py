@@ -25,6 +25,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
 
     Returns the summary of `profile_device`, with `skipped` (points that did not fit the memory) and, for each mode and dtype, the
     relative std at which the sweep stopped.
+    Raises ArchsearchError where nothing can be measured here, or the folder holds imported tables.
     """
     from archsearch.profiling import collectives, cuda
     from archsearch.profiling import gpu_sweep as selection

@@ -31,6 +31,7 @@ def profile_rounds(
 
     Both of vLLM's model runners are measured where the version has two that run drafts differently. Returns `new_rows`, `left`
     (cases beyond the budget) and `failed`.
+    Raises ArchsearchError without a target, or for an engine that cannot make up weights.
     """
     from archsearch.engines.measure.rounds import BUDGET_S, RoundRequest, measure_rounds
 

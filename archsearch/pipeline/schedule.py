@@ -70,6 +70,7 @@ def schedule_points(
     """The best gamma at each batch size that fits the device's memory, ascending.
 
     gamma 0 where no gamma is faster than drafting nothing. tau does not depend on the batch: requests are accepted apart.
+    Raises ArchsearchError where not even the smallest batch fits.
     """
     points = []
     for batch in sorted(set(batch_sizes)):
@@ -112,6 +113,7 @@ def schedule_rank(
 
     Without `batch_sizes`: up to 256, on a CPU up to twice the largest batch of which passes were measured.
     vLLM's speculative_config.json of the rank gets the schedule too.
+    Raises ArchsearchError where the engine takes one gamma for such a drafter.
     """
     name = engine or session.request.engine
     score, folder = session.run.score(rank), session.run.best_dir(rank)

@@ -71,14 +71,17 @@ class SearchRequest:
 
     @property
     def engine(self) -> str:
+        """Which engine serves."""
         return self.asked.engine or "transformers"
 
     @property
     def temperature(self) -> float:
+        """Temperature of the sampling; 0 is greedy."""
         return self.asked.temperature
 
     @property
     def context(self) -> int:
+        """Tokens in the KV cache."""
         return self.asked.context_len
 
     @property
@@ -322,7 +325,10 @@ def default_space(target: Architecture) -> str:
 
 
 def memory_limits(space: SearchSpace, target: Architecture, workload: Workload, device: Device) -> Limits:
-    """The space's own limits, and what the target leaves free on the device."""
+    """The space's own limits, and what the target leaves free on the device.
+
+    Raises ArchsearchError where the target alone does not fit.
+    """
     from archsearch.capacity import memory_bytes, usable_bytes
 
     limits = space.limits(target)

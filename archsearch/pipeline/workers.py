@@ -122,7 +122,10 @@ def _session(told: dict[str, Any], storage: str, folder: Path, profile: Path | N
 
 @contextmanager
 def workers_beside(session: SearchSession, storage: str) -> Iterator[None]:
-    """The search announced, and `workers` - 1 more processes that score along; they end with the block."""
+    """The search announced, and `workers` - 1 more processes that score along; they end with the block.
+
+    Raises ArchsearchError for more workers than a machine should have.
+    """
     request = session.request
     if request.workers < 1:
         yield

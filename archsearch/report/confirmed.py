@@ -75,6 +75,7 @@ def _shares(confirmed: Confirmed) -> dict[str, float]:
 
 
 def section_confirmed(item: Shown) -> str:
+    """What was predicted beside what the engine measured, term by term."""
     assert item.confirmed is not None
     confirmed, data = item.confirmed, item.confirmed.record
     gains = f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {data.get('dtype', '')}"

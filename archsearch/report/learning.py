@@ -143,6 +143,7 @@ def count_words(count: float | None) -> str:
 
 
 def epochs_words(epochs: float | None) -> str:
+    """`7.5 epochs`; "" for none."""
     if not epochs:
         return ""
     return f"{epochs:.0f} epochs" if epochs >= 9.95 else f"{epochs:.1f} epochs"

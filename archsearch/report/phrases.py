@@ -32,6 +32,7 @@ def slowdown_words(slowdown: float | None) -> str:
 
 
 def break_even_words(score: Score) -> str:
+    """Above which alpha a draft pays."""
     needed = score.break_even_alpha
     if needed is None:
         return f"no alpha makes this draft pay at gamma {score.gamma}"
@@ -115,4 +116,5 @@ def shell_path(path: Path) -> str:
 
 
 def millions(count: int) -> str:
+    """1,234,567,890 as `1.23B`, 24,000,000 as `24M`, 1,500,000 as `1.5M`."""
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M" if count >= 1e7 else f"{count / 1e6:.1f}M"

@@ -190,4 +190,5 @@ def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
 
 
 def complete_trials(run: Run) -> list[dict[str, str]]:
+    """Rows of trials.csv that have a score."""
     return [row for row in run.trials() if row.get("state") == "COMPLETE"]

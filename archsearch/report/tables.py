@@ -32,10 +32,12 @@ class Cell:
 
 
 def text_cell(value: Any, below: str = "", wrap: bool = False) -> Cell:
+    """A cell of words, at the left."""
     return Cell(str(value), below, left=True, wrap=wrap)
 
 
 def value_cell(estimate: Estimate | None, digits: int = 2, scale: float = 1.0, unit: str = "") -> Cell:
+    """A number with its std, times `scale`, and its source below; `-` for None."""
     if estimate is None:
         return Cell("-")
     spread = f" ± {scale * estimate.std:.{digits}f}" if estimate.std else ""
@@ -61,4 +63,5 @@ def html_command(text: str) -> str:
 
 
 def html_note(text: str) -> str:
+    """A paragraph in small print."""
     return f'<p class="note">{html.escape(text)}</p>'

@@ -70,6 +70,7 @@ class TrainingRecord:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainingRecord:
+        """Read training.json, of this version or an older one. Raises one of WRONG_SHAPE."""
         shape = Architecture.from_dict(data["architecture"])
         tokens, seconds = int(data.get("tokens") or 0), float(data["seconds"])
         kept, distinct = data.get("kept"), data.get("distinct_tokens") or data.get("text_tokens")
@@ -89,6 +90,7 @@ class TrainingRecord:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """training.json as it was read."""
         return dict(self.record)
 
     def without_curves(self) -> dict[str, Any]:

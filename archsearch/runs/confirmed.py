@@ -87,4 +87,5 @@ class Confirmed:
         return not math.isclose(self.predicted.alpha.value, alpha.value, rel_tol=1e-9)
 
     def to_dict(self) -> dict[str, Any]:
+        """confirmed.json as it was read."""
         return dict(self.record)

@@ -104,6 +104,7 @@ class Curves:
 
 
 def write_curves(run: Run, curves: Curves) -> None:
+    """Write curves.json of a run."""
     files.write_json(run.path / CURVES_FILE, curves.to_dict())
 
 

@@ -47,25 +47,31 @@ class Run:
 
     @property
     def arguments(self) -> dict[str, Any]:
+        """What the search was asked, by option."""
         return self.info["arguments"]
 
     @property
     def run_file(self) -> Path:
+        """run.yaml."""
         return self.path / "run.yaml"
 
     @property
     def trials_file(self) -> Path:
+        """trials.csv."""
         return self.path / "trials.csv"
 
     @property
     def storage_file(self) -> Path:
+        """The journal of its studies."""
         return self.path / "journal.log"
 
     @property
     def report_file(self) -> Path:
+        """report.html."""
         return self.path / "report.html"
 
     def best_dir(self, rank: int) -> Path:
+        """The folder of a rank, there or not."""
         return self.path / "best" / str(rank)
 
     def ranks(self) -> list[int]:
@@ -132,6 +138,7 @@ class Run:
         return Candidate(replace(self.score(rank), rank=rank), self.best_dir(rank))
 
     def scores(self) -> list[Score]:
+        """The scores of all ranks, best first. Raises ArchsearchError for a file that cannot be read."""
         return [self.score(rank) for rank in self.ranks()]
 
     def confirmed(self, rank: int) -> dict[str, Any] | None:
@@ -182,6 +189,7 @@ def create_run(
 
     `path`: the folder itself (--run); otherwise <base>/<UTC time>-<target>. `profile`: {"folder", "hash"}. Values must be plain
     (text, numbers, lists, mappings); Paths become text.
+    Raises ArchsearchError where a run is there already, or the folder cannot be made.
     """
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{_slug(str(arguments.get('target', 'run')))}"
     if path is not None:

@@ -30,11 +30,12 @@ def planned_schedule(data: Any) -> GammaSchedule:
 
 
 def write_schedule(path: Path, schedule: GammaSchedule) -> None:
+    """Write schedule.json."""
     files.write_json(path, schedule_to_dict(schedule))
 
 
 def schedule_from_dict(data: Any) -> GammaSchedule:
-    """Raises one of WRONG_SHAPE."""
+    """Read schedule.json. Raises one of WRONG_SHAPE (ArchsearchError among them)."""
     if not isinstance(data, Mapping) or not isinstance(data.get("ranges"), list) or not isinstance(data.get("points", []), list):
         raise ArchsearchError("it must hold a list `ranges` (and may hold a list `points`); plan it again: archsearch schedule")
     points = tuple(_point(point) for point in data.get("points", []))
@@ -42,6 +43,7 @@ def schedule_from_dict(data: Any) -> GammaSchedule:
 
 
 def schedule_to_dict(schedule: GammaSchedule) -> dict[str, Any]:
+    """schedule.json; times in seconds."""
     return {
         "engine": schedule.engine,
         "latency": schedule.latency,

@@ -40,6 +40,7 @@ class Ranking:
 
     @property
     def size(self) -> int:
+        """How many distinct valid shapes the grid has."""
         return self.grid.grid.size
 
     def add(self, scores: GridScores) -> None:

@@ -54,7 +54,10 @@ def study_name(prefix: str, identity: Mapping[str, Any]) -> str:
 
 
 def open_study(storage: str | BaseStorage, prefix: str, identity: Mapping[str, Any], **options: Any) -> Study:
-    """The study of an identity in a storage, new where it is not there yet. `options`: of `optuna.create_study`."""
+    """The study of an identity in a storage, new where it is not there yet. `options`: of `optuna.create_study`.
+
+    Raises ArchsearchError for a study of another objective or another space.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -127,9 +127,11 @@ class Score:
 
     @property
     def pays(self) -> bool:
+        """Whether the draft is predicted to be faster than the target alone."""
         return self.speedup.value > 1.0
 
     def with_rank(self, rank: int) -> Score:
+        """The same at a place of a ranking."""
         return replace(self, rank=rank)
 
     def to_dict(self) -> dict[str, Any]:
@@ -235,6 +237,7 @@ class Scorer:
         """The score of a draft whose tau was measured for each gamma (a replayed trace, an engine's counts): no closed form.
 
         `gammas`: the ones to choose from (default: all of this scorer's that were measured).
+        Raises ArchsearchError where tau was measured for none of the gammas.
         """
         known = [gamma for gamma in (gammas or self.gammas) if gamma in taus]
         if not known:

@@ -92,6 +92,7 @@ class Dimension:
         return self.name if not self.ordered or self.step or len(self.choices) == 1 else f"{self.name}_index"
 
     def encode(self, index: int) -> Value:
+        """The value of the choice at `index` as Optuna keeps it."""
         return index if self.parameter != self.name else self.choices[index]
 
     def decode(self, value: Value) -> int:
@@ -187,6 +188,7 @@ class SearchSpace:
         return _dimensions(self, target)
 
     def limits(self, target: Architecture) -> Limits:
+        """What a draft for `target` may take: parameters, bytes."""
         limit = dict(self.constraints)
         count = limit.get("max_parameters")
         if isinstance(count, str):
@@ -338,7 +340,10 @@ class SearchSpace:
 
     @classmethod
     def from_dict(cls, data: Any, name: str, where: str | None = None) -> SearchSpace:
-        """Check and freeze. `where` (a file) is named in errors, with the key and what is allowed."""
+        """Check and freeze. `where` (a file) is named in errors, with the key and what is allowed.
+
+        Raises ArchsearchError for what no space can have.
+        """
         where = where or name
         checked.expect_mapping(data, where, "the file")
         checked.known(data, TOP_LEVEL, where, "key")
@@ -399,7 +404,10 @@ def list_spaces() -> dict[str, Path]:
 
 
 def load_space(name_or_path: str | Path) -> SearchSpace:
-    """A space by its name or from a YAML file. What is wrong in it is one line: the file, the key and what is allowed."""
+    """A space by its name or from a YAML file. What is wrong in it is one line: the file, the key and what is allowed.
+
+    Raises ArchsearchError for either.
+    """
     known = list_spaces()
     path = known.get(str(name_or_path)) or Path(name_or_path)
     if not path.is_file():

@@ -27,7 +27,7 @@ MOST_BYTES: Final = 1_000_000
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file: plain values only (no Python tags), and no more of them than a person writes, aliases written
-    out. What is wrong is one line with the file and the line."""
+    out. What is wrong is one line with the file and the line. Raises ArchsearchError for what it cannot read."""
     import yaml
 
     try:
@@ -64,27 +64,34 @@ def _nodes(data: Any, counted: dict[int, int], open_: set[int]) -> int:
 
 
 def expect_mapping(data: Any, where: str, what: str) -> None:
+    """Raise ArchsearchError for what is no mapping."""
     if not isinstance(data, Mapping):
         raise ArchsearchError(f"{where}: {what} must be a mapping (key: value), got {type(data).__name__}")
 
 
 def known(data: Mapping[str, Any], allowed: tuple[str, ...], where: str, what: str) -> None:
+    """Raise ArchsearchError for a key that is not allowed."""
     for key in data:
         if key not in allowed:
             raise ArchsearchError(f"{where}: unknown {what} {key!r}; allowed are {', '.join(allowed)}")
 
 
 def is_number(value: Any) -> bool:
+    """Whether it is a finite number, and no true or false."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def fraction(text: str) -> float:
+    """0.5 of `0.5x`; 1 of any other text."""
     match = _FRACTION.match(text)
     return float(match.group(1)) if match else 1.0
 
 
 def extra_choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
-    """The choices of a dimension that only one family has: whole numbers, yes or no, or fractions of the target's layers."""
+    """The choices of a dimension that only one family has: whole numbers, yes or no, or fractions of the target's layers.
+
+    Raises ArchsearchError for anything else.
+    """
     label = f"{where}: drafter.{key}"
     values = raw if isinstance(raw, list) else [raw]
     for value in values:
@@ -99,7 +106,10 @@ def extra_choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
 
 
 def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
-    """The choices of one dimension, still relative where they are."""
+    """The choices of one dimension, still relative where they are.
+
+    Raises ArchsearchError for what is no list of choices, or too long.
+    """
     label = f"{where}: dimensions.{key}"
     if isinstance(raw, Mapping):
         if key not in NUMERIC:
@@ -138,10 +148,12 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
 
 
 def fraction_ok(text: str) -> bool:
+    """Whether a text is a positive fraction such as `0.5x`."""
     return _FRACTION.match(text) is not None and fraction(text) > 0
 
 
 def constraint(key: str, raw: Any, where: str) -> Any:
+    """A constraint's value, checked; memory in bytes. Raises ArchsearchError for what it cannot be."""
     label = f"{where}: constraints.{key}"
     if key == "max_parameters":
         if (is_number(raw) and raw >= 1) or (isinstance(raw, str) and fraction_ok(raw)):

@@ -73,7 +73,10 @@ def without_password(storage: str | None) -> str | None:
 
 @contextmanager
 def storage_errors(storage: str | Path) -> Iterator[None]:
-    """What a storage raises as one line: it cannot be reached, its driver is missing, it has another schema."""
+    """What a storage raises as one line: it cannot be reached, its driver is missing, it has another schema.
+
+    Raises ArchsearchError with that line.
+    """
     name = without_password(str(storage))
     try:
         yield

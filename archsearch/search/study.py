@@ -66,6 +66,7 @@ class Scored:
     exact: bool
 
     def to_dict(self) -> dict[str, Any]:
+        """As `search --json` has it."""
         return {"space": self.space, "shapes": self.shapes, "exact": self.exact}
 
     def words(self) -> str:
@@ -91,10 +92,12 @@ class SearchResult:
 
     @property
     def finished(self) -> int:
+        """Trials that have a score."""
         return sum(row["state"] == "COMPLETE" for row in self.trials)
 
     @property
     def invalid(self) -> int:
+        """Trials of shapes of which nothing can be told."""
         return sum(row["state"] == "PRUNED" for row in self.trials)
 
 

@@ -134,11 +134,15 @@ _SHAPE_KEYS: Final = frozenset({"model_type", "hidden_size", "num_hidden_layers"
 
 
 def digest(text: str) -> str:
+    """16 digits that tell texts apart."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def open_folder(folder: Path, fingerprint: dict[str, Any], head: torch.Tensor) -> dict[str, Any]:
-    """Create the cache folder, or check that what lies there was made for the same thing."""
+    """Create the cache folder, or check that what lies there was made for the same thing.
+
+    Raises ArchsearchError where it was made for something else.
+    """
     from safetensors.torch import save
 
     meta_path = folder / "cache.json"
@@ -159,6 +163,7 @@ def open_folder(folder: Path, fingerprint: dict[str, Any], head: torch.Tensor) -
 
 
 def save_shard(path: Path, sequences: Sequence[CachedSequence], complete: bool) -> None:
+    """Write sequences as one safetensors file; `complete`: none will be added."""
     import torch
     from safetensors.torch import save
 
@@ -176,6 +181,7 @@ def save_shard(path: Path, sequences: Sequence[CachedSequence], complete: bool) 
 
 
 def shard_complete(path: Path) -> bool:
+    """Whether a shard is there and finished."""
     from safetensors import safe_open
 
     if not path.exists():
@@ -185,6 +191,7 @@ def shard_complete(path: Path) -> bool:
 
 
 def load_shard(path: Path) -> Iterator[CachedSequence]:
+    """The sequences of a shard, in order."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as shard:

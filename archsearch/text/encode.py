@@ -38,6 +38,7 @@ def encode_text(
 
     `texts`: strings, or a file (paragraphs between blank lines; .jsonl lines with a "text" field). Longer texts are cut into
     pieces of `max_tokens`. Budget, resuming, refusal as in generate_text.
+    Raises ArchsearchError for text without a piece of two tokens.
     """
     begin = time.monotonic()
     strings = read_texts(Path(texts)) if isinstance(texts, str | Path) else list(texts)

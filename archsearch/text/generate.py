@@ -85,7 +85,10 @@ def eos_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def plain_head(target: Any) -> torch.Tensor:
-    """The head's weight [vocab, hidden]; only heads whose logits are exactly hidden @ weight.T can be rebuilt later."""
+    """The head's weight [vocab, hidden]; only heads whose logits are exactly hidden @ weight.T can be rebuilt later.
+
+    Raises ArchsearchError for the others.
+    """
     module = target.get_output_embeddings()
     config = target.config
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):

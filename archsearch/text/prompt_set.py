@@ -75,7 +75,8 @@ class PromptSet:
 
 def load_prompt_set(prompts: Path | None, heldout: Path | None, least: int = LEAST_HELDOUT) -> PromptSet:
     """The user's prompts, or the demo's own where none are given. Without a held-out file every 20th prompt is held out, of a
-    small file more: `least` prompts (0: as version 0.1.0 did), a quarter of it at most."""
+    small file more: `least` prompts (0: as version 0.1.0 did), a quarter of it at most.
+    Raises ArchsearchError where too few are left to train on."""
     from archsearch.text.prompts import read_prompts
 
     if prompts is None:

@@ -142,7 +142,10 @@ def context_tokens(config: Any) -> int | None:
 
 
 def prompt_limit(context: int | None, answer_tokens: int) -> int:
-    """Most tokens of a prompt: MAX_PROMPT_TOKENS, and such that a whole answer fits into the target's context behind it."""
+    """Most tokens of a prompt: MAX_PROMPT_TOKENS, and such that a whole answer fits into the target's context behind it.
+
+    Raises ArchsearchError where no answer fits.
+    """
     if context is None:
         return MAX_PROMPT_TOKENS
     if context <= answer_tokens:

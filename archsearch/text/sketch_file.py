@@ -36,6 +36,7 @@ class TextSketch:
 
 
 def save_sketch(sketch: TextSketch, folder: Path) -> None:
+    """Write the sketch of a text into a run folder."""
     write_json(folder / SKETCH_FILE, sketch.to_dict())
 
 

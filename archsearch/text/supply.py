@@ -155,6 +155,7 @@ def loops(ids: Sequence[int], tokens: int = LOOP_TOKENS, period: int = LOOP_PERI
 
 
 def words(text: str) -> list[str]:
+    """The words of a text in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
@@ -276,4 +277,5 @@ def poor_text(prompts: Sequence[Prompt], sequences: Sequence[CachedSequence]) ->
 
 
 def renumbered(prompts: Sequence[EncodedPrompt], prefix: str) -> list[EncodedPrompt]:
+    """The same prompts with ids `prefix-0`, `prefix-1`, ..."""
     return [replace(prompt, id=f"{prefix}-{number}") for number, prompt in enumerate(prompts)]

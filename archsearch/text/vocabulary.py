@@ -48,6 +48,7 @@ def choose_draft_vocab(frequencies: TokenFrequencies, size: int, tokenizer: Any)
     """The `size` tokens a draft should keep: special tokens and the end of text always, then what the target writes most, then
     what prompts and plain text hold most, then the lowest ids (byte-pair merges are numbered by frequency). After FR-Spec
     (arXiv 2502.14856), which ranks by the frequency in a corpus only.
+    Raises ArchsearchError for a size below the special tokens or above the vocabulary.
     """
     vocab_size = int(frequencies.written.shape[0])
     if not 0 < size <= vocab_size:

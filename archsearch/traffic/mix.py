@@ -89,7 +89,7 @@ def read_mix(path: Path) -> Mix:
 
 
 def mix_of(data: Any, what: str) -> Mix:
-    """The mix of a mapping, see `read_mix`."""
+    """The mix of a mapping, see `read_mix`. Raises ArchsearchError for what is no mix."""
     known = {"parts", "objective", "limits", "memory_fraction"}
     if not isinstance(data, Mapping) or not isinstance(data.get("parts"), list) or not data["parts"]:
         raise ArchsearchError(f"{what}: it must have a list of parts, each with weight, lengths and a load")

@@ -66,7 +66,10 @@ class ServedPart:
 
 
 def serve_part(scorer: Scorer, drafter: Drafter, part: LoadPart, held: Sequence[int | None] = (None, None)) -> ServedPart:
-    """The drafter under `part`; `held`: requests that memory holds with the draft and without."""
+    """The drafter under `part`; `held`: requests that memory holds with the draft and without.
+
+    Raises ArchsearchError where not one request fits.
+    """
     limits = [MOST_RUNNING if most is None else most for most in held]
     if limits[1] < 1 or limits[0] < 1:
         raise ArchsearchError(

@@ -114,7 +114,10 @@ class Steady:
 
 
 def in_flight(service: Service, concurrency: int) -> Steady:
-    """`concurrency` requests in flight at all times; those that memory does not hold wait."""
+    """`concurrency` requests in flight at all times; those that memory does not hold wait.
+
+    Raises ArchsearchError for fewer than one.
+    """
     if concurrency < 1:
         raise ArchsearchError(f"at least 1 request must be in flight, got {concurrency}")
     running = min(concurrency, service.held)
@@ -127,7 +130,10 @@ def in_flight(service: Service, concurrency: int) -> Steady:
 
 
 def at_rate(service: Service, requests_per_s: float) -> Steady:
-    """`requests_per_s` arriving at random (Poisson); the operating point by fixed point."""
+    """`requests_per_s` arriving at random (Poisson); the operating point by fixed point.
+
+    Raises ArchsearchError for a rate that is not positive.
+    """
     if not requests_per_s > 0.0 or not math.isfinite(requests_per_s):
         raise ArchsearchError(f"requests per second must be a positive number, got {requests_per_s}")
     most = service.most_requests_per_s

@@ -11,7 +11,10 @@ from archsearch.errors import ArchsearchError
 
 @contextmanager
 def lock_of(engine: str) -> Iterator[int | None]:
-    """One install or removal of an engine at a time, over processes; a killed one leaves nothing locked."""
+    """One install or removal of an engine at a time, over processes; a killed one leaves nothing locked.
+
+    Raises ArchsearchError where another install is running.
+    """
     try:
         import fcntl
     except ImportError:  # Windows

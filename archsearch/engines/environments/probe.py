@@ -34,7 +34,10 @@ out.flush()
 
 
 def import_facts(engine: str, inside: Path, where: str) -> dict[str, Any]:
-    """What importing `engine` with `inside` shows: version, python_version, packages, seconds. RunFailed when it fails."""
+    """What importing `engine` with `inside` shows: version, python_version, packages, seconds. RunFailed when it fails.
+
+    Raises ArchsearchError where the interpreter has no such engine.
+    """
     known = recipe(engine)
     names = dict.fromkeys(package.split("==")[0] for packages in known.packages.values() for package in packages)
     command = [str(inside), "-c", _IMPORT, known.module, known.name, *names, "torch", "transformers"]

@@ -193,6 +193,7 @@ def compare(
     """As `confirm`, for drafters of several kinds: `drafters` is by name what stands in the draft's place, and its gamma.
 
     A drafter that proposed nothing in any whole round (lookup may find nothing) is left out.
+    Raises ArchsearchError without prompts or drafters.
     """
     if not prompts or not drafters:
         raise ArchsearchError(f"a comparison needs at least one prompt and one drafter, got {len(prompts)} and {len(drafters)}")

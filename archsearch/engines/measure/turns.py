@@ -97,5 +97,6 @@ def order(prompts: int, variants: Sequence[K], apart: bool) -> list[tuple[int, K
 
 
 def report(progress: Progress | None, what: str, done: float, planned: float) -> None:
+    """Tell `progress`, where there is one, that `done` of `planned` is done."""
     if progress is not None:
         progress(what, done, planned)

@@ -8,6 +8,7 @@ from archsearch.report.terminal.layout import plus_minus, table
 
 
 def acceptance_text(result: dict[str, Any]) -> str:
+    """What `acceptance` prints."""
     how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}, top-p {result['top_p']:g}"
     if "family" in result:
         return "\n".join(_untrained_lines(result, how))

@@ -17,6 +17,7 @@ ROWS: Final = (
 
 
 def bench_text(result: Mapping[str, Any]) -> str:
+    """What `bench-serve` prints."""
     names = [name for name in ("with_draft", "without") if name in result]
     predicted = result.get("predicted")
     header = ["", *(column for name in names for column in _columns(name, predicted is not None))]

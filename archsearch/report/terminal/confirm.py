@@ -11,6 +11,7 @@ from archsearch.report.terminal.layout import plus_minus, table
 
 
 def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
+    """What `confirm` prints."""
     rows = []
     for row in sorted([result, *result["other_gammas"]], key=lambda row: row["gamma"]):
         rows.append(

@@ -13,6 +13,7 @@ WORDS: Final = {"batch": "batch size", "context": "context", "gamma": "gamma", "
 
 
 def curves_text(result: Mapping[str, Any]) -> str:
+    """What `estimate --sweep` prints."""
     workload, axis = result["workload"], result["sweep"]
     fixed = [
         f"batch size {workload['batch_size']}" if axis != "batch" else "",

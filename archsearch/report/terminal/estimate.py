@@ -10,6 +10,7 @@ from archsearch.search.objective import Score
 
 
 def estimate_text(result: dict[str, Any]) -> str:
+    """What `estimate` prints."""
     workload, entries = result["workload"], result["drafts"]
     engines = list(dict.fromkeys(entry["served"] for entry in entries))
     given = "given" if result["prior"] == "given" else f"the prior ({result['prior']})"

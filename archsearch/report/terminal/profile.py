@@ -8,6 +8,7 @@ from archsearch.report.terminal.layout import table
 
 
 def import_text(result: dict[str, Any]) -> str:
+    """What `profile --from` prints."""
     provenance = result["provenance"]
     lines = [
         f"Profile {result['folder']}: {result['rows']} rows for {result['device']}.",
@@ -21,6 +22,7 @@ def import_text(result: dict[str, Any]) -> str:
 
 
 def cpu_lines(result: dict[str, Any]) -> list[str]:
+    """How quiet the machine was, of a CPU's profile."""
     lines = [
         f"Machine: {result['slowdown_median']:.2f} times the quiet reference (5-95 %: {result['slowdown_p5']:.2f} to "
         f"{result['slowdown_p95']:.2f}); divided out of every repeat."
@@ -33,6 +35,7 @@ def cpu_lines(result: dict[str, Any]) -> list[str]:
 
 
 def gpu_lines(result: dict[str, Any]) -> list[str]:
+    """What each sweep of a GPU measured, and whether its clock dropped."""
     lines = []
     for name, sweep in result["sweeps"].items():
         sure = f", a step is predicted to ± {sweep['relative_std']:.1%} (std of the median pass)" if sweep["relative_std"] else ""
@@ -66,6 +69,7 @@ def rounds_words(fitted: dict[str, Any]) -> str:
 
 
 def profile_text(result: dict[str, Any]) -> str:
+    """What `profile` prints."""
     lines = [f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new, {result['noisy_share']:.0%} noisy."]
     if "sweeps" in result:
         lines += gpu_lines(result)

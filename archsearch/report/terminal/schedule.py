@@ -9,6 +9,7 @@ from archsearch.report.terminal.layout import plus_minus, table
 
 
 def schedule_text(result: dict[str, Any], run: Path, rank: int) -> str:
+    """What `schedule` prints."""
     rows = []
     for point in result["points"]:
         best = max(point["by_gamma"].values(), key=lambda value: float(value["value"]))

@@ -86,4 +86,5 @@ def _aligned(columns: dict[str, list[str]]) -> list[str]:
 
 
 def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters, the later ones indented."""
     return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -12,6 +12,7 @@ UNITS: Final = {"speedup": "x", "tpot": " s a token", "throughput": " tokens/s",
 
 
 def traffic_text(result: Mapping[str, Any]) -> str:
+    """What `traffic` prints."""
     workload = result["workload"]
     lines = [
         f"Target {result['target']} on {result['device']}, {workload['dtype']}, tensor parallel {workload['tensor_parallel']}.",

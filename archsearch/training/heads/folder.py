@@ -180,7 +180,10 @@ def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
 
 
 def load_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
-    """The head of a folder in the common format, in float32. `embedding` [vocab, hidden]: the target's."""
+    """The head of a folder in the common format, in float32. `embedding` [vocab, hidden]: the target's.
+
+    Raises ArchsearchError for a head of another kind.
+    """
     family, config = read_head_config(folder)
     if family != "eagle3" or config.get("norm_before_residual"):
         raise ArchsearchError(f"{folder} holds no EAGLE-3 head of the kind trained here (norm_before_residual must be false)")
