@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from archsearch.errors import ArchsearchError
 
@@ -75,6 +75,29 @@ class Workload:
         return DTYPE_BYTES[self.dtype]
 
 
+Objective = Literal["speedup", "tpot", "throughput", "tokens_per_device"]
+OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """What was asked of a load besides the workload: a mix from a file, what is to be made best, and limits that must hold in
+    every part of it (None: nothing asked, or as the file says)."""
+
+    workload: Path | None = None
+    objective: Objective | None = None
+    max_tpot_ms: float | None = None
+    max_ttft_ms: float | None = None
+    max_memory_gib: float | None = None  # of the draft: weights and caches, over all ranks
+    max_parameters: float | None = None
+    max_training_exaflop: float | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything is asked."""
+        return self != LoadRequest()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
     """What was asked of a workload and of the machine that serves it; None: chosen from the profile and the target.
@@ -97,3 +120,4 @@ class WorkloadRequest:
     engine: str | None = None  # who serves; None: vllm on a GPU, transformers on a CPU
     engine_version: str | None = None  # None: the newest that is known
     engine_options: tuple[str, ...] = ()  # the engine's switches that matter to a round, as NAME=VALUE
+    routing_skew: float | None = None  # how unevenly tokens choose experts, 0: evenly; None: as usual (`architecture.experts`)

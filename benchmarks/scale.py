@@ -3,6 +3,7 @@
     python benchmarks/scale.py exact [--target llama-3.1-8b] [--gpu h100-sxm5-80gb] [--layers 16]
     python benchmarks/scale.py samplers [--trials 300] [--seeds 5]
     python benchmarks/scale.py overhead
+    python benchmarks/scale.py mix
 
 Times are seconds of the processor (one thread), so that what else runs matters little; `exact` prints wall seconds too.
 """
@@ -23,6 +24,7 @@ import numpy as np
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.errors import ArchsearchError
+from archsearch.hardware.device import load_device
 from archsearch.latency.model import LatencyModel
 from archsearch.paths import data_dir
 from archsearch.profiles import Profile
@@ -32,6 +34,8 @@ from archsearch.search.objective import Scorer
 from archsearch.search.samplers import Sampler
 from archsearch.search.space import SearchSpace, load_space
 from archsearch.search.study import How, search
+from archsearch.traffic.mix import mix_of
+from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import Workload
 
 
@@ -124,6 +128,41 @@ def samplers(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+MIXES: dict[str, tuple[str, dict[str, Any]]] = {
+    "4 and 32 in flight": ("speedup", {"concurrency": 4}),
+    "300 in flight, more than some drafts leave room for": ("throughput", {"concurrency": 300}),
+    "2 requests a second": ("tpot", {"requests_per_second": 2.0}),
+}
+"""What its first part asks; the second is code, 32 in flight."""
+
+
+def mixed(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Spaces scored in full over mixes of two kinds of work, and how far a sample lies from scores one by one."""
+    space = load_space("default").served(1, 2000)
+    scorer, found = scorer_of(arguments.target, arguments.gpu, space), {}
+    scorer(next(space.enumerate(scorer.target)))
+    for name, (objective, load) in MIXES.items():
+        chat = {"name": "chat", "weight": 70, "prompt_tokens": 600, "output_tokens": 250, "temperature": 0.7, **load}
+        code = {"name": "code", "weight": 30, "concurrency": 32, "prompt_tokens": 1500, "output_tokens": 300, "domain": "code"}
+        mix = mix_of({"objective": objective, "limits": {"ttft_ms": 900}, "parts": [chat, code]}, name)
+        own, before = MixScorer(scorer, mix, load_device(arguments.gpu)), time.process_time()
+        grid = exact_grid(space, own)
+        assert grid is not None
+        chunks = list(own.over_grid(grid.grid).chunks())
+        seconds, worst, alone = time.process_time() - before, 0.0, time.process_time()
+        rng = np.random.default_rng(0)
+        for scores in rng.choice(np.arange(len(chunks)), 12):
+            flat = int(rng.integers(0, chunks[scores].speedup.size))
+            one = own(grid.grid.at(chunks[scores].place(flat)))
+            worst = max(worst, abs(float(chunks[scores].ranked_by.flat[flat]) / one.worth - 1.0))
+        found[name] = {
+            "objective": objective, "shapes": grid.grid.size, "cpu_s": round(seconds, 1),
+            "one_by_one_cpu_ms": round(1e3 * (time.process_time() - alone) / 12), "largest_relative_difference": worst,
+        }  # fmt: skip
+        print(name, found[name], flush=True)
+    return found
+
+
 def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds of the processor that a recorded trial costs beside its score, at 100 and at 10,000 trials."""
     import optuna
@@ -151,7 +190,7 @@ def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["exact", "samplers", "overhead"])
+    parser.add_argument("what", choices=["exact", "samplers", "overhead", "mix"])
     parser.add_argument("--target", default="llama-3.1-8b")
     parser.add_argument("--gpu", default="h100-sxm5-80gb")
     parser.add_argument("--layers", type=int, default=16)
@@ -160,7 +199,7 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", default=[name for name in get_args(Sampler) if name != "auto"])
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    found = {"exact": exact, "samplers": samplers, "overhead": overhead}[arguments.what](arguments)
+    found = {"exact": exact, "samplers": samplers, "overhead": overhead, "mix": mixed}[arguments.what](arguments)
     text = json.dumps(found, indent=1)
     if arguments.output:
         arguments.output.write_text(f"{text}\n", encoding="utf-8")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import common, json_option, training_option
+from archsearch.cli.options import common, json_option, load_options, training_option
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
+from archsearch.workload import LoadRequest
 
 if TYPE_CHECKING:
     from archsearch.pipeline.estimate import EstimateRequest
@@ -45,11 +46,18 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="The picture of --sweep, all drafts in one: .svg, .png or .pdf.",
 )
+@load_options
 @training_option
 @partial(common, several_engines=True)
 @json_option
 def estimate(
-    as_json: bool, sweep: str | None, span: str | None, csv_file: Path | None, plot: Path | None, **options: Any
+    as_json: bool,
+    load: LoadRequest,
+    sweep: str | None,
+    span: str | None,
+    csv_file: Path | None,
+    plot: Path | None,
+    **options: Any,
 ) -> None:
     """Price drafts that exist, of any family: does this draft pay, at which gamma, from which acceptance on, and in which engine.
 
@@ -60,12 +68,17 @@ def estimate(
     archsearch estimate --target llama-3.1-8b --draft eagle3 --draft llama-3.2-1b --draft ngram --gpu h100 --engine vllm
     archsearch estimate --target smollm2-135m --draft ./my-draft --gpu cpu --alpha 0.7
     archsearch estimate --target llama-3.1-70b --draft llama-3.2-1b --draft eagle3 --gpu h100 --sweep batch --plot batch.svg
+    archsearch estimate --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --workload mix.yaml --objective throughput
     """
     from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
+    from archsearch.pipeline.mixes import asked_mix
     from archsearch.report.terminal.estimate import estimate_text
 
     options["domain"] = options["domain"] or EstimateRequest.domain
-    request = EstimateRequest(**options)
+    if sweep is not None and load.asks:
+        raise ArchsearchError("--sweep prices one condition at a time; leave out --workload, --objective and the limits")
+    mix, options["asked"] = asked_mix(load, options["asked"])
+    request = EstimateRequest(**options, mix=mix)
     if sweep is not None:
         return _sweep(request, as_json, (sweep, span), csv_file, plot)
     if span or csv_file or plot:

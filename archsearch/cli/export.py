@@ -57,13 +57,11 @@ def export(
     archsearch export runs/demo --family eagle3 --output my-head
     """
     if family != "independent":
-        if engines or schedule or allow_untrained:
-            raise ArchsearchError(
-                "a head is exported for all engines that run it, with one gamma; leave --for, --schedule, --allow-untrained out"
-            )
+        if engines or allow_untrained:
+            raise ArchsearchError("a head is exported for all engines that run it; leave --for and --allow-untrained out")
         from archsearch.pipeline.heads import export_family
 
-        made = export_family(run, family, output, gamma=gamma)
+        made = export_family(run, family, output, gamma=gamma, schedule=schedule)
         words = f"{family} head exported to {made['output']} (gamma {made['gamma']}) for {', '.join(made['engines'])}."
         emit(made, f"{words}\nNext: see {made['output']}/README.md", as_json)
         return

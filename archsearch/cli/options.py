@@ -14,7 +14,7 @@ import click
 
 from archsearch.acceptance.estimator import DOMAINS, TRAININGS
 from archsearch.errors import ArchsearchError
-from archsearch.workload import MEMORY_FRACTION, WorkloadRequest, dtype_name
+from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, LoadRequest, WorkloadRequest, dtype_name
 
 
 def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
@@ -225,12 +225,53 @@ def common(function: Callable[..., Any], several_engines: bool = False) -> Calla
             help="Which text the prior is for; narrow: one kind of task, mixed: chat, code and documents together "
             "(default: chat; narrow where a search is given prompts or trains).",
         ),
+        click.option(
+            "--routing-skew",
+            type=click.FloatRange(min=0.0),
+            metavar="F",
+            help="Of a mixture of experts: experts are chosen in proportion to rank^-F; 0: evenly (default: 0.7, which "
+            "servers of gpt-oss-120b imply).",
+        ),
         *engine_options(several_engines),
     ]
     function = folded("asked", WorkloadRequest)(function)
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is asked of a load, as one argument `load`: a mix from a file, the objective, limits."""
+    options = [
+        click.option(
+            "--workload",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="YAML: a mix of kinds of requests with weights, lengths, concurrency or rate, limits and objective "
+            "(docs/serving.md).",
+        ),
+        click.option(
+            "--objective",
+            type=click.Choice(OBJECTIVES),
+            help="What is to be made best over the load (default: the workload's, else speedup).",
+        ),
+        limit_option("--max-tpot", "max_tpot_ms", "MS", "Milliseconds per output token, in every part of the load."),
+        limit_option("--max-ttft", "max_ttft_ms", "MS", "Milliseconds to the first token, in every part of the load."),
+        limit_option("--max-memory", "max_memory_gib", "GIB", "GiB of the draft's weights and caches, over all devices."),
+        limit_option("--max-parameters", "max_parameters", "N", "Parameters of the draft."),
+        limit_option(
+            "--max-training", "max_training_exaflop", "EXAFLOP", "What training the draft takes, 6 a parameter and token."
+        ),
+    ]
+    function = folded("load", LoadRequest)(function)
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def limit_option(flag: str, name: str, unit: str, words: str) -> Any:
+    """A limit that a draft must keep."""
+    return click.option(flag, name, type=click.FloatRange(min=0.0, min_open=True), metavar=unit, help=f"Limit: {words}")
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:

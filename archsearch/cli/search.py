@@ -9,10 +9,10 @@ import click
 from click.core import ParameterSource
 
 from archsearch.cli.app import main
-from archsearch.cli.options import common, duration, json_option
+from archsearch.cli.options import common, duration, json_option, load_options
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
-from archsearch.workload import WorkloadRequest
+from archsearch.workload import LoadRequest, WorkloadRequest
 
 
 def goals(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -113,12 +113,14 @@ def goals(_context: click.Context, _parameter: click.Parameter, value: str | Non
     help="The set that no other draft beats in all of: speedup, training_cost, parameters, kv_bytes, memory, draft_s "
     "(two or more, with commas).",
 )
+@load_options
 @click.option("--seed", default=0, show_default=True)
 @click.option("--top", default=5, show_default=True, type=click.IntRange(min=1), help="How many candidates to write.")
 @json_option
 def search(
     target: str,
     asked: WorkloadRequest,
+    load: LoadRequest,
     confirm_count: int | None,
     no_confirm: bool,
     time_budget: float | None,
@@ -138,8 +140,10 @@ def search(
     archsearch search --target llama-3.1-8b --gpu h100 --family eagle3 --family independent
     archsearch search --target smollm2-135m --gpu cpu --engine vllm --family independent --family eagle3 --confirm 1
     archsearch search --target ./my-model --gpu cpu --prompts my.jsonl --time-budget 1h --confirm 2
+    archsearch search --target llama-3.1-8b --gpu h100 --workload mix.yaml --objective throughput --max-ttft 500
     """
     from archsearch import pipeline
+    from archsearch.pipeline.mixes import asked_mix
     from archsearch.report.terminal.search import search_text
 
     if no_confirm and confirm_count:
@@ -147,8 +151,9 @@ def search(
     options["domain"] = options["domain"] or ""
     for name in ("alpha", "finalists"):  # a default is no wish: the search may choose
         options[name] = options[name] if set_by_user(name) else None
+    mix, asked = asked_mix(load, asked)
     request, note = pipeline.SearchRequest.decide(
-        target, asked, confirm=0 if no_confirm else confirm_count, time_budget_s=time_budget, **options
+        target, asked, mix=mix, confirm=0 if no_confirm else confirm_count, time_budget_s=time_budget, **options
     )
     result = pipeline.search(request)
     if note:

@@ -9,19 +9,15 @@ from typing import Any
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import common, json_option, training_option
+from archsearch.cli.options import common, json_option, load_options, training_option
 from archsearch.cli.output import emit
+from archsearch.workload import LoadRequest
 
 
 @main.command()
 @click.option("--target", required=True, metavar="T", help="Catalogue name, folder with config.json, or hub id.")
 @click.option("--draft", "drafts", required=True, multiple=True, metavar="D", help="A draft, as `estimate` takes it; repeat.")
-@click.option(
-    "--workload",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="YAML: a mix of kinds of requests with weights, lengths, concurrency or rate, limits and objective (docs/serving.md).",
-)
+@load_options
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -39,11 +35,6 @@ from archsearch.cli.output import emit
 @click.option("--prompt-tokens", default=512, show_default=True, type=click.IntRange(min=0), help="With --requests-per-second.")
 @click.option("--output-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="With --requests-per-second.")
 @click.option(
-    "--objective",
-    type=click.Choice(["speedup", "tpot", "throughput", "tokens_per_device"]),
-    help="What is to be made best over the load (default: the workload's, else speedup).",
-)
-@click.option(
     "--simulate", "simulated", default=800, show_default=True, type=click.IntRange(min=0), metavar="N",
     help="Requests of the event-by-event simulation beside the closed form; 0: none.",
 )  # fmt: skip
@@ -53,7 +44,7 @@ from archsearch.cli.output import emit
 @training_option
 @partial(common, several_engines=True)
 @json_option
-def traffic(as_json: bool, **options: Any) -> None:
+def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     """Drafts under a load: requests that run at once, time per token and to the first, and the rate above which to stop drafting.
 
     \b
@@ -66,7 +57,7 @@ def traffic(as_json: bool, **options: Any) -> None:
     from archsearch.report.terminal.traffic import traffic_text
 
     options["domain"] = options["domain"] or EstimateRequest.domain
-    own = {name: options.pop(name) for name in
-           ("workload", "trace", "rates", "prompt_tokens", "output_tokens", "objective", "simulated")}  # fmt: skip
-    result = drafts_under_load(TrafficRequest(EstimateRequest(**options), **own))
+    own = {name: options.pop(name) for name in ("trace", "rates", "prompt_tokens", "output_tokens", "simulated")}
+    asked = TrafficRequest(EstimateRequest(**options), load.workload, **own, objective=load.objective, load=load)
+    result = drafts_under_load(asked)
     emit(result, traffic_text(result), as_json)

@@ -17,10 +17,13 @@ import archsearch
 from archsearch.errors import ArchsearchError
 from archsearch.export.engines import Serving
 from archsearch.export.folder import MARKER, building, check_output
+from archsearch.export.schedule import last_drafting, sglang_schedule, tensorrt_schedule
 from archsearch.files import read_json, write_json, write_text
 from archsearch.models.drafters import HeadFamily
 from archsearch.models.files import TOKENIZER_FILES, WEIGHTS_FILE
+from archsearch.schedule import Ranges, largest_gamma
 
+ADAPTIVE_FILE: Final = "sglang-adaptive.json"
 SPECULATORS_FILE: Final = "speculators_config.json"
 TRANSFORMER_FIELDS: Final = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -31,13 +34,15 @@ TRANSFORMER_FIELDS: Final = (
 
 @dataclass(frozen=True)
 class HeadExport:
-    """A head's `folder`, its family, the gamma it is served with, its target (folder or hub id), and its training.json."""
+    """A head's `folder`, its family, the gamma it is served with, its target (folder or hub id), its training.json, and gamma by
+    batch size where that was planned."""
 
     folder: Path
     family: HeadFamily
     gamma: int
     target: str
     record: Mapping[str, Any]
+    schedule: Ranges = ()
 
 
 def export_head(source: HeadExport, output: Path) -> dict[str, Any]:
@@ -53,7 +58,11 @@ def export_head(source: HeadExport, output: Path) -> dict[str, Any]:
         if source.family == "eagle3":
             config = read_json(source.folder / "config.json", "the head's config")
             write_json(folder / SPECULATORS_FILE, speculators_config(config, source.gamma, source.target))
-        write_json(folder / "speculative_config.json", vllm_config(source.family, str(output), source.gamma))
+        config = vllm_config(source.family, str(output), source.gamma, source.schedule)
+        write_json(folder / "speculative_config.json", config)
+        for each in served:
+            for name, text in each.files.items():
+                write_text(folder / name, text)
         write_text(folder / "README.md", _card(source, served))
         write_json(
             folder / MARKER,
@@ -61,6 +70,7 @@ def export_head(source: HeadExport, output: Path) -> dict[str, Any]:
                 "archsearch": archsearch.__version__,
                 "family": source.family,
                 "gamma": source.gamma,
+                "schedule": [list(entry) for entry in source.schedule],
                 "target": source.target,
                 "commands": {each.engine: list(each.command) for each in served},
                 "training": {key: value for key, value in source.record.items() if key not in ("curve", "loss_curve")},
@@ -69,15 +79,20 @@ def export_head(source: HeadExport, output: Path) -> dict[str, Any]:
     return {"output": str(output), "engines": [each.engine for each in served]}
 
 
-def vllm_config(family: HeadFamily, model: str, gamma: int) -> dict[str, Any]:
-    """vLLM's --speculative-config."""
-    return {"method": family, "model": model, "num_speculative_tokens": gamma}
+def vllm_config(family: HeadFamily, model: str, gamma: int, schedule: Ranges = ()) -> dict[str, Any]:
+    """vLLM's --speculative-config: `gamma`, or with a schedule its largest gamma and the ranges."""
+    most = largest_gamma(schedule, gamma)
+    config: dict[str, Any] = {"method": family, "model": model, "num_speculative_tokens": most}
+    if any(entry[2] != most for entry in schedule):
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
+    return config
 
 
 def serving_heads(source: HeadExport, folder: Path) -> tuple[Serving, ...]:
     """How each engine that runs the family is told to use the head."""
     target, gamma = source.target, source.gamma
-    config = json.dumps(vllm_config(source.family, str(folder), gamma))
+    schedule, most = source.schedule, largest_gamma(source.schedule, gamma)
+    config = json.dumps(vllm_config(source.family, str(folder), gamma, schedule))
     vllm = Serving("vllm", ("vllm", "serve", target, "--speculative-config", config), notes=_vllm_notes(source.family))
     if source.family == "medusa":
         return (vllm,)
@@ -85,20 +100,39 @@ def serving_heads(source: HeadExport, folder: Path) -> tuple[Serving, ...]:
         "sglang",
         (
             *("python", "-m", "sglang.launch_server", "--model-path", target, "--speculative-algorithm", "EAGLE3"),
-            *("--speculative-draft-model-path", str(folder), "--speculative-num-steps", str(gamma)),
-            *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(gamma + 1)),
+            *("--speculative-draft-model-path", str(folder), "--speculative-num-steps", str(most)),
+            *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(most + 1)),
+            *(("--speculative-adaptive", "--speculative-adaptive-config", str(folder / ADAPTIVE_FILE)) if schedule else ()),
         ),
-        notes=(f"SGLang counts the target's own token: {gamma + 1} draft tokens are gamma {gamma}.",),
+        {ADAPTIVE_FILE: json.dumps(sglang_schedule(schedule), indent=1) + "\n"} if schedule else {},
+        notes=(
+            f"SGLang counts the target's own token: {most + 1} draft tokens are gamma {most}.",
+            *((f"`{ADAPTIVE_FILE}`: one candidate from each batch size on; 0 is off.",) if schedule else ()),
+        ),
     )
+    planned = f", {words}" if (words := tensorrt_words(schedule)) else ""
     tensorrt = Serving(
         "tensorrt-llm",
         ("trtllm-serve", target, "--extra_llm_api_options", "eagle3.yaml"),
         notes=(
-            f"In eagle3.yaml: `speculative_config: {{decoding_type: Eagle3, max_draft_len: {gamma}, speculative_model: {folder}, "
-            f"eagle3_layers_to_capture: {_layers(source.folder)}}}`.",
+            f"In eagle3.yaml: `speculative_config: {{decoding_type: Eagle3, max_draft_len: {_tensorrt_gamma(source)}, "
+            f"speculative_model: {folder}, eagle3_layers_to_capture: {_layers(source.folder)}{planned}}}`.",
         ),
     )
     return vllm, sglang, tensorrt
+
+
+def _tensorrt_gamma(source: HeadExport) -> int:
+    """max_draft_len: the schedule's largest gamma where TensorRT-LLM can say the schedule."""
+    return largest_gamma(source.schedule, source.gamma) if tensorrt_schedule(source.schedule) else source.gamma
+
+
+def tensorrt_words(schedule: Ranges) -> str:
+    """The schedule among TensorRT-LLM's options, or where it stops drafting; "" where neither can be said."""
+    told, most = tensorrt_schedule(schedule), last_drafting(schedule)
+    if told is not None:
+        return f"draft_len_schedule: {told}"
+    return f"max_concurrency: {most}" if most is not None else ""
 
 
 def _vllm_notes(family: HeadFamily) -> tuple[str, ...]:

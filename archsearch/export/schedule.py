@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, Final
+
+from archsearch.engine_facts import engine_title
 from archsearch.schedule import Ranges, largest_gamma
+
+ADAPTIVE: Final = frozenset({"eagle", "eagle3", "mtp"})
+"""Families whose number of draft tokens SGLang can change as it runs (--speculative-adaptive; EAGLE and NEXTN, topk 1)."""
 
 
 def last_drafting(ranges: Ranges) -> int | None:
@@ -33,3 +40,37 @@ def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:
         if not (gamma == 0 and last == joined[-1][1]):  # off from here on: one key says it, in both readings
             schedule[last] = gamma
     return schedule
+
+
+def sglang_schedule(ranges: Ranges) -> dict[str, dict[str, Any]]:
+    """SGLang's --speculative-adaptive-config: one candidate from each batch size on leaves it nothing to adapt to but the batch.
+
+    SGLang takes the last key that is not above the batch size, which it first rounds up to a size that has a CUDA graph
+    (speculative/adaptive_step_router.py): a range may so begin a few batch sizes early.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    before = None
+    for first, _, gamma in ranges:
+        if gamma != before:
+            found[str(first)] = {"candidate_steps": [gamma]}
+        before = gamma
+    return found
+
+
+def schedule_words(engine: str, family: str, ranges: Ranges, gamma: int) -> str:
+    """A schedule as the engine takes it, or what to do where it takes none. `gamma`: to serve with where there is one for all."""
+    title, most = engine_title(engine), last_drafting(ranges)
+    drafts = any(entry[2] for entry in ranges)
+    if not drafts:
+        return f"{title}: serve it without a draft, which is faster at every batch size that was looked at"
+    if engine == "vllm":
+        return f'{title}: "num_speculative_tokens_per_batch_size": {json.dumps([list(entry) for entry in ranges])}'
+    if engine == "tensorrt-llm":
+        told = tensorrt_schedule(ranges)
+        if told is not None:
+            return f"{title}: draft_len_schedule: {json.dumps({str(key): value for key, value in told.items()})}"
+        return f"{title}: max_draft_len: {gamma}" + (f", max_concurrency: {most}" if most is not None else "")
+    if engine == "sglang" and family in ADAPTIVE:
+        return f"{title}: --speculative-adaptive --speculative-adaptive-config FILE with {json.dumps(sglang_schedule(ranges))}"
+    above = "" if most is None else f"; above batch size {most} start it without a draft"
+    return f"{title} takes one gamma for all batch sizes: {gamma}{above}"

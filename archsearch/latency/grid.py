@@ -25,7 +25,7 @@ from archsearch.latency.grid_ops import Array, GridPart, GridSeconds, group_seco
 from archsearch.latency.model import GROUPS, LatencyModel
 from archsearch.latency.regression import Residual
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.latency.rounds import Passes, _extra
+from archsearch.latency.rounds import Passes, _extra, _nothing_drafted
 from archsearch.workload import Workload
 
 NOTHING: Final = Estimate(0.0, 0.0, "given")
@@ -61,6 +61,8 @@ class GridLatency:
         self._passes = list(dict.fromkeys([*self._firsts.values(), self._later]))
         self._seconds = _prices(latency, self.grid, self.ranks, self._passes)
         self._verify = {gamma: latency.verify_s(target, workload, gamma).value for gamma in self.gammas}
+        self._decode_s = latency.decode_s(target, workload).value
+        self._idle: Evaluate | None = None
 
     def _first(self, gamma: int) -> Pass:
         latency, batch, context = self.latency, self.workload.batch_size, self.workload.context_len
@@ -87,10 +89,32 @@ class GridLatency:
                 whole = draft + self._verify[gamma] + added
             yield GridRound(gamma, draft, whole)
 
-    def _launched(self, gamma: int, first: Array, later: Array, draft: Array, layers: Any) -> Array:
-        """`rounds.round_time` of an engine whose host is told apart."""
-        costs: RoundCosts = self.latency.rounds.costs
-        verify, more = self._verify[gamma], gamma - 1
+    def idle(self, bodies: slice) -> Any:
+        """`LatencyOfRounds.idle_s` of the drafts of some bodies: what they cost a step that drafts nothing."""
+        latency, facts = self.latency, self.latency.facts
+        if latency.rounds is not None and facts.idle_round:
+            return _extra(latency.rounds.costs, _nothing_drafted(self.workload)).value
+        if not facts.idle_pass:
+            return 0.0
+        if self._idle is None:
+            headless = replace(self.grid, heads=tuple(replace(head, rows=1) for head in self.grid.heads))
+            part = GridPart(self.workload.batch_size, 2, self.workload.context_len)
+            self._idle = _prices(latency, headless, self.ranks, [(part, True)])
+        (idle,) = self._idle(bodies)
+        if latency.rounds is None:
+            return idle
+        costs = replace(latency.rounds.costs, round_s=replace(latency.rounds.costs.round_s, value=0.0))
+        verify = latency.verify_s(self.target, self.workload, 0).value
+        layers = np.array(self.grid.layers)[None, :, None, None]
+        longer = self._launched(1, idle, idle, idle, layers, (costs, verify)) - self._decode_s
+        return np.where(longer <= idle, idle, longer)
+
+    def _launched(
+        self, gamma: int, first: Array, later: Array, draft: Array, layers: Any, own: tuple[RoundCosts, float] | None = None
+    ) -> Array:
+        """`rounds.round_time` of an engine whose host is told apart; `own`: other costs, and another verification."""
+        costs, verify = own or (self.latency.rounds.costs, self._verify[gamma])
+        more = gamma - 1
         batch, context, target_layers = self.workload.batch_size, self.workload.context_len, self.target.num_hidden_layers
         extra = _extra(costs, Passes(NOTHING, NOTHING, NOTHING, gamma, batch, 0, target_layers, context=context)).value
         reduces = (2 * layers + 1) * (self.ranks > 1) * (costs.graph != "full")
@@ -101,6 +125,15 @@ class GridLatency:
             return np.asarray(np.maximum(draft + verify + extra, host))
         waits = np.maximum(0.0, launch - first) + more * np.maximum(0.0, launch - later) + max(0.0, target_host - verify)
         return np.asarray(draft + verify + extra + waits)
+
+
+def prompt_seconds(latency: Any, grid: ShapeGrid, ranks: int, tokens: int) -> Callable[[slice], Any]:
+    """Seconds in which each draft reads a prompt of `tokens` tokens, for some bodies; `grid`: as the engine computes them."""
+    if tokens < 1:
+        return lambda bodies: 0.0
+    cold = getattr(latency, "engine_", None) is not None  # as `traffic.services` asks
+    prices = _prices(latency, grid, ranks, [(GridPart(1, tokens, 0), cold)])
+    return lambda bodies: prices(bodies)[0]
 
 
 # -- passes ----------------------------------------------------------------------------------------------------

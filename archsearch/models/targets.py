@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,14 @@ class TargetRef:
     folder: Path | None = None
     hub_id: str | None = None
     weights: Mapping[str, str] | None = None
+
+    def routed(self, skew: float | None) -> TargetRef:
+        """The same with experts chosen by this routing skew (None: as its config says). ArchsearchError where it has none."""
+        if skew is None:
+            return self
+        if not self.architecture.num_experts:
+            raise ArchsearchError(f"--routing-skew is of a mixture of experts, and target {self.name!r} is none; leave it out")
+        return replace(self, architecture=self.architecture.replace(routing_skew=skew))
 
 
 def resolve_target(name: str) -> TargetRef:

@@ -7,6 +7,7 @@ term (tokens a round, drafting, verification, what the engine adds); the terms a
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,11 +17,13 @@ from typing import Any, Final
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.latency import acceptance_for, choose_latency
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
+from archsearch.report.mixes import full_words
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import WRONG_SHAPE
 from archsearch.runs.run import Run, open_run
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms, error_by_term
+from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import WorkloadRequest
 
 FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -34,6 +37,7 @@ FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
     "temperature": ("temperature",),
     "domain": (),
     "acceptance": (),
+    "workload": (),
 }
 """What a run's conditions are made of: names for people, and the fields of `WorkloadRequest` that hold each."""
 TERMS: Final = {
@@ -221,6 +225,7 @@ class _Opened:
         values |= {"tensor parallel": ranks, "batch size": arguments.get("batch_size"), "context": arguments.get("context")}
         values |= {"temperature": arguments.get("temperature"), "domain": arguments.get("domain")}
         values["acceptance"] = arguments.get("alpha")
+        values["workload"] = full_words(json.loads(arguments["workload"])) if arguments.get("workload") else None
         values |= {name: arguments.get(name) for name in ("families", "space", "trials")}
         return {name: "" if value is None else str(value) for name, value in values.items()}
 
@@ -276,6 +281,7 @@ def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str])
     own, request = second if factor == "acceptance" else first, first.session.request
     changed = replace(request, domain=second.session.request.domain) if factor == "domain" else request
     changed = replace(changed, alpha=second.session.request.alpha) if factor == "acceptance" else changed
+    changed = replace(changed, mix=second.session.request.mix) if factor == "workload" else changed
     try:
         return Swap(factor, *values, _lead(_scorer(first.session, changed, asked, own.run.path), first, second))
     except ArchsearchError as error:
@@ -289,6 +295,8 @@ def _scorer(session: SearchSession, request: SearchRequest, asked: WorkloadReque
     acceptance, _ = acceptance_for(request.alpha, request.target, temperature=asked.temperature, state=prior_of / PRIOR_FILE)
     gamma, domain = request.max_gamma, request.domain
     scorer = Scorer(architecture, workload, source.latency, acceptance, max_gamma=gamma, domain=domain)
+    if request.mix is not None:
+        return MixScorer(scorer, request.mix, source.device)
     reach = asked.context_len + request.answer_tokens
     return scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
 

@@ -9,31 +9,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_plan
-from archsearch.drafters.drafter import Drafter
-from archsearch.engine_facts import EngineFacts, engine_facts
+from archsearch.engine_facts import engine_facts
 from archsearch.files import write_text
-from archsearch.hardware.device import Device
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
 from archsearch.pipeline.rounds_explained import engine_data
 from archsearch.pipeline.serving import check_batch
 from archsearch.traffic.curve import Curve, Sweep, curve, sweep_of
-from archsearch.workload import Workload
+from archsearch.traffic.held import held_by
 
 COLUMNS: Final = (
     "draft", "engine", "engine_version", "x", "gamma", "alpha", "tau", "speedup", "speedup_low", "speedup_high", "speedup_off",
     "ideal", "tpot_ms", "plain_tpot_ms", "tokens_per_s", "plain_tokens_per_s", "running", "plain_running",
     "throughput_gain", "pays",
 )  # fmt: skip
-
-
-def held_by(facts: EngineFacts, target: Architecture, device: Device, workload: Workload, drafter: Drafter | None) -> int | None:
-    """How many requests of the workload's context memory holds at once; None on a CPU, whose memory is not the engine's alone."""
-    if device.kind == "cpu":
-        return None
-    served = replace(workload, draft_tensor_parallel=facts.ranks_of_draft(workload))
-    return memory_plan(target, drafter, served, device).requests
 
 
 def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from archsearch.latency.drafted import running
 from archsearch.models.named_drafters import NamedDrafter, resolve_drafter
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.pipeline.mixes import check_flight
 from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
 from archsearch.pipeline.serving import engine_requests, served_words
 from archsearch.search.objective import Score, Scorer
+from archsearch.traffic.mix import Mix
+from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import Workload, WorkloadRequest
 
 
@@ -29,7 +32,8 @@ class EstimateRequest:
 
     `drafts`: names as `models.named_drafters.resolve_drafter` takes them. `alpha`: `prior`, or a number; `gamma` None: the best
     of 1 to 16. `training`: how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as known of each. `engines`
-    and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`; each pair is priced in each.
+    and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`; each pair is priced in each. `mix`: what
+    scores are over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`); None: over the workload of `asked` alone.
     """
 
     target: str
@@ -41,6 +45,7 @@ class EstimateRequest:
     training: str | None = None
     engines: tuple[str, ...] = ()
     engine_versions: tuple[str, ...] = ()
+    mix: Mix | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class Priced:
     def at_gamma(self, gamma: int) -> Score:
         """Its score at another gamma."""
         old = self.scorer
+        if isinstance(old, MixScorer):
+            return old.with_gammas([gamma])(self.score.proposer)
         new = Scorer(old.target, old.workload, old.latency, old.acceptance, gammas=[gamma])
         return new.with_acceptance(old.acceptance, old.context)(self.score.proposer)
 
@@ -85,6 +92,7 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
         **about,
         **engine_data(best.source),
         "drafts": [item.to_dict(group_of[id(item)]) for item in priced],
+        "mix": None if request.mix is None else request.mix.to_dict(),
         "differences": _differences(priced),
         "warnings": _warnings(priced),
     }
@@ -92,7 +100,7 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
 
 def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]]:
     """Each draft in each engine, best first, and what was asked of them in words and numbers. Raises as `estimate_drafts`."""
-    ref = resolve_target(request.target)
+    ref = resolve_target(request.target).routed(request.asked.routing_skew)
     asked_text = AskedText(domain=request.domain)  # nobody says which prompts
     acceptance, prior_words = acceptance_for(
         request.alpha, request.target, asked=asked_text, temperature=request.asked.temperature
@@ -101,7 +109,10 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     workloads: dict[str, Workload] = {}
     named = [resolve_drafter(name, ref) for name in request.drafts]
     for asked in _requests(request, named):
-        source, workload = choose_latency(asked, ref.architecture, kind_of(named))
+        lone = asked if request.mix is None else replace(asked, batch_size=1, context_len=request.mix.longest)
+        source, workload = choose_latency(lone, ref.architecture, kind_of(named))
+        if request.mix is not None:
+            check_flight(request.mix, engine_facts(source.engine), source.device)
         if any(each.drafter.rounds != kind_of(named) for each in named):  # each draft has its own way then
             source = replace(source, served=served_words(source.engine, source.rounds, source.device, how=False))
         workloads[source.served] = workload
@@ -146,6 +157,8 @@ def _priced(
     """Each draft in one engine."""
     gammas = [request.gamma] if request.gamma else None
     scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain)
+    if request.mix is not None:
+        scorer = MixScorer(scorer, request.mix, source.device)
     found = []
     for each in named:
         engine_facts(source.engine).check_drafter(each.drafter, shared_by(workload), source.version, each.name)
@@ -182,6 +195,8 @@ def _notes(target: Architecture, drafter: Drafter, workload: Workload, source: L
     notes = []
     if drafter.architecture.vocab_size != target.vocab_size:
         notes.append(f"vocabulary {drafter.architecture.vocab_size}, target {target.vocab_size}: engines need the same tokenizer")
+    if workload.context_len > target.max_position_embeddings:
+        notes.append(f"{workload.context_len:,} tokens are more than the target's {target.max_position_embeddings:,} positions")
     if not fits(target, drafter, workload, source.device):
         need = memory_bytes(target, drafter, workload).total_bytes
         notes.append(

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.drafts.heads import HeadPlan, HeadTrainer, TrainedHead, head_folder, load_head, trained_heads
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export.heads import HeadExport, export_head
 from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.runs.run import open_run
+from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
+from archsearch.schedule import largest_gamma
 from archsearch.search.rungs import TEXT_SHARE_ALONE
 
 USUAL_GAMMA: Final = 3
@@ -87,8 +90,19 @@ def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
     return {"run": str(path), "family": trained.plan.family, "gamma": trained.plan.gamma, "folder": str(trained.folder), **record}
 
 
-def export_family(path: Path, name: str, output: Path, *, gamma: int | None = None) -> dict[str, Any]:
-    """Export a trained head of a run, ready to serve beside its target.
+def unscheduled_words(engine: str, family: str) -> str:
+    """Why an engine takes no gamma by batch size for a family; "" where it does."""
+    facts = engine_facts(engine)
+    if family in facts.unscheduled:
+        return f"{facts.title} takes one gamma for {family} drafters, whatever the batch size"
+    return ""
+
+
+def export_family(
+    path: Path, name: str, output: Path, *, gamma: int | None = None, schedule: Path | None = None
+) -> dict[str, Any]:
+    """Export a trained head of a run, ready to serve beside its target. `schedule`: gamma by batch size; without one the head's
+    own schedule.json, where no `gamma` is asked for.
 
     Raises ArchsearchError for a gamma that the head was not trained for.
     """
@@ -109,5 +123,12 @@ def export_family(path: Path, name: str, output: Path, *, gamma: int | None = No
             f"the head was trained for {trained.plan.gamma} draft tokens a round and accepts little beyond; got gamma {wanted}"
         )
     target = str(ref.folder or ref.hub_id or ref.name)
-    made = export_head(HeadExport(trained.folder, family, wanted, target, trained.record), output)
+    planned = read_schedule(schedule or trained.folder / SCHEDULE_FILE).ranges if gamma is None or schedule else ()
+    if planned and (why := unscheduled_words("vllm", family)):
+        if schedule is not None:
+            raise ArchsearchError(f"{why}; leave --schedule out")
+        planned = ()
+    if largest_gamma(planned, 0) > trained.plan.gamma:
+        raise ArchsearchError(f"the schedule drafts up to {largest_gamma(planned, 0)} tokens, the head was trained for {wanted}")
+    made = export_head(HeadExport(trained.folder, family, wanted, target, trained.record, planned), output)
     return {"run": str(path), "family": family, "gamma": wanted, **made}

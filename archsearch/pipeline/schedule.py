@@ -15,6 +15,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.export import vllm_config
 from archsearch.export.drafters import vllm_drafter_config
+from archsearch.export.schedule import schedule_words
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
@@ -126,21 +127,69 @@ def schedule_rank(
             f"family {score.family}; serve rank {rank} with gamma {score.gamma}, or choose a rank of another family"
         )
     alpha, taus, _ = acceptance_of(scorer, score, folder)
+    drafter = score.drafter or score.architecture
+    schedule, note = _planned(session, scorer, (drafter, alpha, taus), batch_sizes, (name, words))
+    write_schedule(folder / SCHEDULE_FILE, schedule)
+    largest_used = largest_gamma(schedule.ranges, 0)
+    if facts.speculative_config and largest_used:
+        config = vllm_config(str(folder), largest_used, schedule.ranges, scorer.workload.tensor_parallel)
+        if score.drafter is not None:
+            config = vllm_drafter_config(score.drafter, str(folder), largest_used, schedule.ranges)
+        write_json(folder / "speculative_config.json", config)
+    told = {"run": str(session.run.path), "rank": rank, "architecture": score.label(), "note": note}
+    as_engine = schedule_words(name, score.family, schedule.ranges, score.gamma)
+    return told | schedule_to_dict(schedule) | {"as_engine": as_engine}
+
+
+def schedule_head(
+    session: SearchSession, family: str, engine: str | None = None, batch_sizes: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The same of a trained head of the run, with tokens a round as they were replayed; written to heads/<family>/schedule.json,
+    where `export --family` finds it."""
+    from archsearch.drafts.heads import head_folder, load_head, trained_heads
+    from archsearch.models.named_drafters import resolve_drafter
+    from archsearch.pipeline.heads import head_family_of, unscheduled_words
+
+    known, name = head_family_of(family), engine or session.request.engine
+    if known not in trained_heads(session.run.path):
+        raise ArchsearchError(
+            f"{session.run.path} has no trained {known} head; train it first: archsearch train RUN --family {known}"
+        )
+    scorer, words = serving_scorer(session, name)
+    trained = load_head(head_folder(session.run.path, known))
+    drafter = resolve_drafter(str(trained.folder), session.target).drafter
+    engine_facts(name).check_drafter(drafter, shared_by(scorer.workload), scorer.latency.engine_version)
+    if why := unscheduled_words(name, known):
+        raise ArchsearchError(f"{why}; serve the head with gamma {trained.plan.gamma}")
+    taus = {gamma: each.estimate() for gamma, each in trained.replays.items() if gamma <= trained.plan.gamma}
+    alpha = Estimate(trained.conditional[0], 0.0, "measured")
+    schedule, note = _planned(session, scorer, (drafter, alpha, taus), batch_sizes, (name, words))
+    write_schedule(trained.folder / SCHEDULE_FILE, schedule)
+    told = {"run": str(session.run.path), "rank": None, "family": known, "architecture": f"{known} head", "note": note}
+    return told | schedule_to_dict(schedule) | {"as_engine": schedule_words(name, known, schedule.ranges, trained.plan.gamma)}
+
+
+def _planned(
+    session: SearchSession,
+    scorer: Scorer,
+    draft: tuple[Draft, Estimate, dict[int, Estimate]],
+    batch_sizes: Sequence[int],
+    engine: tuple[str, str],
+) -> tuple[GammaSchedule, str]:
+    """The schedule of a draft (with its alpha, and tau by gamma) in an `engine` (its name, its latencies in words), and what is
+    to be said of it."""
+    name, words = engine
     largest, device = scorer.latency.largest_batch, session.source.device
     one_by_one = device.kind == "gpu" and not engine_facts(name).batches
     if one_by_one:
         check_batch(engine_facts(name), device, max(batch_sizes, default=1))
     usual = [size for size in BATCH_SIZES if size == 1 or not one_by_one and (largest is None or size <= 2 * largest)]
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
-    points = schedule_points(scorer, score.drafter or score.architecture, alpha, taus, device, sizes)
-    drafter = score.drafter or score.architecture
+    points = schedule_points(scorer, *draft, device, sizes)
     chosen = refined(
         [(point.batch_size, point.gamma) for point in points],
-        lambda batch: schedule_point(scorer, drafter, alpha, taus, batch).gamma,
+        lambda batch: schedule_point(scorer, *draft, batch).gamma,
     )
-    ranges = schedule_from_points(chosen)
-    schedule = GammaSchedule(ranges, tuple(points), name, words)
-    write_schedule(folder / SCHEDULE_FILE, schedule)
     most = points[-1].batch_size
     note = f"{engine_title(name)} runs one request at a time." if one_by_one else ""
     if most < sizes[-1]:
@@ -149,11 +198,4 @@ def schedule_rank(
         note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
     if slow := [str(point.batch_size) for point in points if point.speedup is not None and point.speedup.value < 1.0]:
         note = f"{note} Without the draft loaded a server is faster at batch size {', '.join(slow)}.".strip()
-    largest_used = largest_gamma(ranges, 0)
-    if engine_facts(name).speculative_config and largest_used:
-        config = vllm_config(str(folder), largest_used, ranges, scorer.workload.tensor_parallel)
-        if score.drafter is not None:
-            config = vllm_drafter_config(score.drafter, str(folder), largest_used, ranges)
-        write_json(folder / "speculative_config.json", config)
-    told = {"run": str(session.run.path), "rank": rank, "architecture": score.label(), "note": note}
-    return told | schedule_to_dict(schedule)
+    return GammaSchedule(schedule_from_points(chosen), tuple(points), name, words), note

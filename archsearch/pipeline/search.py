@@ -135,7 +135,7 @@ def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) ->
 def with_measured(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
     """The measured scores of trained drafts, best first, before the predicted ones of the rest."""
     scores = (session.scorer.measured(draft.architecture, draft.alpha, draft.tau) for draft in trained)
-    measured = sorted(scores, key=lambda score: -score.speedup.value)
+    measured = sorted(scores, key=lambda score: -score.worth)
     shapes = {score.architecture for score in measured}
     return [*measured, *(score for score in ranked if score.architecture not in shapes)]
 
@@ -157,6 +157,7 @@ def outcome(
         "latency": session.source.words,
         "dtype": session.source.dtype,
         "workload": asdict(session.scorer.workload),
+        "mix": None if session.request.mix is None else session.request.mix.to_dict(),
         "prior": session.prior_words,
         "earlier": session.earlier(),
         "space": ", ".join(space.name for space in session.families.spaces),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.families import FamilySpaces, choose_families, family_spaces, kind_of, named_families
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.pipeline.mixes import check_flight, read_back
 from archsearch.pipeline.serving import with_engine
 from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
@@ -31,6 +33,8 @@ from archsearch.search.storage import without_password
 from archsearch.speedup import MAX_GAMMA
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.text.sketch_file import load_sketch, save_sketch
+from archsearch.traffic.mix import Mix
+from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import Workload, WorkloadRequest
 
 PRIOR_FILE = "prior.json"
@@ -42,7 +46,8 @@ class SearchRequest:
     trained; 0 ends with the ranking. `domain`: "" for one that follows from the rest (`settled`). `climb`: short
     trainings decide which shapes are trained in full, and `time_budget_s` holds everything. `families`: of drafters; none named:
     all that the engine runs where nothing is trained, else independent drafts. `sampler`: see `search.study.How`; `workers`:
-    processes that score, 0: this one only, and none may join; `pareto`: goals of a set (`search.pareto`)."""
+    processes that score, 0: this one only, and none may join; `pareto`: goals of a set (`search.pareto`); `mix`: what scores are
+    over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`)."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
@@ -68,6 +73,7 @@ class SearchRequest:
     sampler: Sampler = AUTO
     workers: int = 0
     pareto: tuple[str, ...] = ()
+    mix: Mix | None = None
 
     @property
     def engine(self) -> str:
@@ -128,6 +134,8 @@ class SearchRequest:
         asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
         flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
         flat["storage"] = without_password(self.storage)
+        flat["workload"] = None if self.mix is None else json.dumps(self.mix.to_dict())
+        del flat["mix"]
         flat["families"] = " ".join(self.families) or None
         flat["engine_options"] = " ".join(self.asked.engine_options) or None
         return {
@@ -183,6 +191,7 @@ class SearchRequest:
         known["families"] = tuple(str(known.get("families") or "").split())
         known["engine_options"] = tuple(str(known.get("engine_options") or "").split())
         known["engine"] = known.get("engine") or "transformers"  # what runs of 0.1.0 were for
+        known["mix"] = read_back(json.loads(known["workload"])) if known.get("workload") else None
         asked = WorkloadRequest(**{name: known[name] for name in WorkloadRequest.__dataclass_fields__ if name in known})
         own = {name: value for name, value in known.items() if name in cls.__dataclass_fields__}
         return cls(**{**own, "asked": asked, **changes})
@@ -213,18 +222,23 @@ class SearchSession:
             request.check_files()
             request = replace(request, families=named_families(request.families))
             request = replace(request, asked=with_engine(request.asked, request.kind))
-        target = resolve_target(request.target)
+        target = resolve_target(request.target).routed(request.asked.routing_skew)
         engine = engine_facts(request.engine)
         if request.confirm:
             runnable_engine(request.engine)
             check_weights(target)
             if not engine.in_process:
                 find_python(engine.name)
-        source, workload = choose_latency(request.asked, target.architecture, request.kind)
-        reach = request.asked.context_len + request.answer_tokens
+        mix, asked = request.mix, request.asked
+        lone = asked if mix is None else replace(asked, batch_size=1, context_len=mix.longest)
+        source, workload = choose_latency(lone, target.architecture, request.kind)
+        reach = asked.context_len + request.answer_tokens if mix is None else mix.longest
+        if mix is not None:
+            check_flight(mix, engine, source.device)
         searched = request.spaces(engine, source.version, target, engine.ranks_of_draft(workload), reach)
         space = searched.spaces[0]
-        limits = memory_limits(space, target.architecture, workload, source.device)
+        held = workload if mix is None else replace(workload, context_len=1)  # how much of a load fits is the mix's to say
+        limits = memory_limits(space, target.architecture, held, source.device)
         arguments = request.arguments()
         described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
         reopened = run is not None
@@ -250,6 +264,8 @@ class SearchSession:
         )
         # A window that does not reach the end of an answer costs alpha there, also where it holds the context.
         scorer = scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
+        if mix is not None:
+            scorer = MixScorer(scorer, mix, source.device)
         return cls(request, target, source, space, scorer, run, prior_words, asked_text, searched)
 
     @classmethod
@@ -279,7 +295,8 @@ class SearchSession:
         known = {name: profile.get(name) for name in ("hash", "source", "dtype", "mode")}
         rounds = self.source.rounds
         how = {"engine": self.request.engine} | ({"rounds": rounds.label()} if rounds is not None else {})
-        return {**known, "device": self.source.device.key, **how}
+        mix = {} if self.request.mix is None else {"mix": self.request.mix.to_dict()}
+        return {**known, "device": self.source.device.key, **how, **mix}
 
     def trainer(self) -> DraftTrainer:
         """Where this run's drafts are trained."""

@@ -9,16 +9,17 @@ from typing import Any, Final
 from archsearch.acceptance.terms import usual_tokens
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
-from archsearch.pipeline.curves import held_by
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
+from archsearch.pipeline.mixes import check_flight, request_of, with_limits
 from archsearch.pipeline.rounds_explained import engine_data
-from archsearch.pipeline.serving import check_batch
+from archsearch.traffic.held import held_by
 from archsearch.traffic.lengths import Lengths
-from archsearch.traffic.mix import OBJECTIVES, LoadPart, Mix, Objective, read_mix
+from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.served import ServedPart, broken_limits, objective_of, serve_part
 from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service
 from archsearch.traffic.traces import Request, Trace, read_trace
+from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, LoadRequest, Objective
 
 SIMULATED: Final = 800
 """Requests of a simulation where arrivals are made up, and the most that are taken of a trace."""
@@ -37,6 +38,7 @@ class TrafficRequest:
     prompt_tokens: int = 512
     output_tokens: int = 256
     objective: Objective | None = None
+    load: LoadRequest = LoadRequest()  # limits besides those of the workload
     simulated: int = SIMULATED
     mix: Mix | None = None  # instead of a file
 
@@ -48,12 +50,12 @@ def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
     """
     mix, trace = _mix(request)
     asked = request.estimate.asked
-    fraction = mix.memory_fraction if request.workload is not None else asked.memory_fraction
-    asked = replace(asked, context_len=max(part.context for part in mix.parts), memory_fraction=fraction)
+    if request.workload is None or asked.memory_fraction != MEMORY_FRACTION:
+        mix = replace(mix, memory_fraction=asked.memory_fraction)
+    asked = replace(request_of(mix, asked), batch_size=1, context_len=mix.longest)
     priced, about = price_drafts(replace(request.estimate, asked=asked))
-    flight = max((part.concurrency or 2 for part in mix.parts), default=1)
     for item in priced:
-        check_batch(engine_facts(item.source.engine), item.source.device, flight)
+        check_flight(mix, engine_facts(item.source.engine), item.source.device)
     found = [_served(item, mix, trace, request.simulated) for item in priced]
     better = 1.0 if mix.objective == "tpot" else -1.0
     found.sort(key=lambda entry: (bool(entry["broken_limits"]), better * entry["objective"]))
@@ -96,7 +98,7 @@ def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
         if request.objective not in OBJECTIVES:
             raise ArchsearchError(f"--objective {request.objective}: choose one of {', '.join(OBJECTIVES)}")
         mix = replace(mix, objective=request.objective)
-    return mix, trace
+    return with_limits(mix, request.load), trace
 
 
 def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict[str, Any]:

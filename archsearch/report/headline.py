@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
+from archsearch.report.mixes import objective_words
 from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
@@ -65,7 +66,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
             believed = Estimate(believed.value, math.hypot(believed.std, gain.std), gain.source)
             how, pays = "with synthetic acceptance", "should pay"
     clear = abs(believed.value - 1.0) > 2 * believed.std
-    where = f"for {target} on {device}"
+    where = f"for {target} on {device}" + ("" if score.mix is None else " over the mix of work")
     if believed.value > 1.0:
         answer = f"Speculation {pays if clear else 'may pay'} {where}: {believed.value:.2f}x {how}"
     else:
@@ -74,6 +75,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     alpha = score.alpha
     lines = [
         _draft_words(lead, score.gamma),
+        *([] if score.mix is None else [f"{objective_words(score.mix)[:1].upper()}{objective_words(score.mix)[1:]}."]),
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
         f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation{_shape_words(believed)})"

@@ -22,6 +22,7 @@ from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.ladder import section_ladder
 from archsearch.report.learning import section_learning
 from archsearch.report.load import section_load
+from archsearch.report.mixes import PART_HEADER, objective_words, part_rows
 from archsearch.report.phrases import SOURCES, launches, millions, shell_path
 from archsearch.report.plots import section_plots
 from archsearch.report.reading import Reading, Shown, complete_trials, read_run
@@ -55,6 +56,7 @@ def page_of(run: Run) -> tuple[str, list[Chart]]:
     parts = [_section_head(run, head), _section_problems(reading.problems)]
     if found:
         parts.append(_section_best(found))
+        parts.append(_section_mix(found))
     parts += [section_time(reading.curves, figures), section_elsewhere(reading.curves, figures), section_why(reading.curves)]
     for item in found:
         if item.confirmed is not None:
@@ -142,6 +144,19 @@ def _section_problems(problems: Sequence[str]) -> str:
 def _kind_words(item: Shown) -> str:
     kind = item.score.architecture.attention_kind if item.score.drafter is None else item.score.family
     return f"{kind}, {item.stage}"
+
+
+def _section_mix(found: Sequence[Shown]) -> str:
+    """What rank 1 does in each part of the mix that was searched for; "" where there was none."""
+    mix = found[0].score.mix
+    if mix is None:
+        return ""
+    note = (
+        "Speed-up and time per token are over the mix; gamma, alpha and the times of a round above are of its heaviest part. "
+        "Seconds hold the prompts that are read in between."
+    )
+    words = html.escape(f"Rank {found[0].rank}: {objective_words(mix)}.")
+    return f"<h2>Over the mix of work</h2><p>{words}</p>{html_table(PART_HEADER, part_rows(mix))}{html_note(note)}"
 
 
 def _section_best(found: Sequence[Shown]) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from archsearch.search.grid import Array, GridScorer, GridScores, Place, SpaceGrid, can_score, grid_of
+from archsearch.search.grid import Array, GridScores, Place, SpaceGrid, can_score, grid_of
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
 
@@ -23,7 +23,7 @@ ALIKE: Final = 1e-12  # relative difference of speed-ups below which two windows
 EVERY: Final = 3  # of so many trials one is the best of its width and depth
 
 Found = tuple[float, Place]
-"""Speed-up of a shape and where it stands."""
+"""Worth of a shape (its speed-up, or the gain of a mix's objective) and where it stands."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Ranking:
 
     def add(self, scores: GridScores) -> None:
         """The scores of some more bodies."""
-        gains = np.where(scores.feasible, scores.speedup, -np.inf)
+        gains = np.where(scores.feasible, scores.ranked_by, -np.inf)
         self.scored += gains.size
         self.feasible += int(scores.feasible.sum())
         flat = gains.ravel()
@@ -116,7 +116,7 @@ def exact_grid(space: SearchSpace, scorer: Scorer, most: int = EXACT_POINTS) -> 
 def rank_all(scorer: Scorer, grid: SpaceGrid, most: int, progress: Callable[[int, int, float], None] | None = None) -> Ranking:
     """Score every shape of the grid; the best `most` are kept. `progress` is called with (scored, all, best speed-up)."""
     ranking = Ranking(grid, 4 * most + 64)  # some differ by windows that change nothing
-    for scores in GridScorer(scorer, grid.grid).chunks():
+    for scores in scorer.over_grid(grid.grid).chunks():
         ranking.add(scores)
         if progress is not None:
             progress(ranking.scored, ranking.size, ranking.best[0][0] if ranking.best else 0.0)

@@ -52,7 +52,8 @@ def can_score(space: SearchSpace, scorer: Scorer) -> bool:
     """Whether `GridScorer` knows all formulas of such a search."""
     if space.family != Independent.family or Independent.family in getattr(scorer, "known_families", {}):
         return False
-    return type(scorer) is Scorer and can_price(scorer.latency) and can_predict(scorer.acceptance)
+    knows = "over_grid" in vars(type(scorer))  # a kind of scorer that scores otherwise says how it scores a grid
+    return knows and can_price(scorer.latency) and can_predict(scorer.acceptance)
 
 
 def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
@@ -135,7 +136,7 @@ def _dimension(space: SearchSpace, target: Architecture, name: str) -> Sequence[
 class GridScores:
     """What a score says, of shapes as one array each, [bodies, layers, windows, heads]; `start`: the first body's number.
 
-    `feasible`: within the scorer's limits. Seconds; `tau` tokens a round.
+    `feasible`: within the scorer's limits; `worth`: what they are ranked by, None: the speed-up. Seconds; `tau` tokens a round.
     """
 
     start: int
@@ -146,6 +147,12 @@ class GridScores:
     draft_s: Array
     round_s: Array
     feasible: NDArray[np.bool_]
+    worth: Array | None = None
+
+    @property
+    def ranked_by(self) -> Array:
+        """`Score.worth` of each."""
+        return self.speedup if self.worth is None else self.worth
 
     def place(self, flat: int) -> Place:
         """Where the shape at a place of the flattened arrays stands in the grid."""
@@ -172,7 +179,7 @@ class GridScorer:
         """Scores of the shapes of some bodies."""
         scorer, some = self.scorer, self.grid.part(bodies)
         alpha, drift = alphas(scorer.acceptance, some, scorer.context)
-        tokens = dict(zip(range(1, max(scorer.gammas) + 1), _taus(alpha, drift, max(scorer.gammas)), strict=True))
+        tokens = dict(zip(range(1, max(scorer.gammas) + 1), taus(alpha, drift, max(scorer.gammas)), strict=True))
         decode_s = scorer.decode_s.value
         gain = np.full(some.shape, -np.inf)
         gamma, best = np.zeros(some.shape, dtype=np.int8), {name: np.zeros(some.shape) for name in ("tau", "draft_s", "round_s")}
@@ -185,22 +192,23 @@ class GridScorer:
             ):  # fmt: skip
                 np.copyto(array, value, where=better, casting="unsafe")
         whole = np.broadcast_to(alpha, some.shape)
-        return GridScores(bodies.start, gain, gamma, whole, **best, feasible=self._feasible(some))
-
-    def _feasible(self, grid: ShapeGrid) -> NDArray[np.bool_]:
-        """Within max_parameters and max_memory."""
-        limits, work = self.scorer.limits, self.scorer.workload
-        count: Any = grid.parameters()
-        fits = np.ones(grid.shape, dtype=bool)
-        if limits.max_parameters is not None:
-            fits &= count / limits.max_parameters - 1.0 <= 0.0
-        if limits.max_memory_bytes is not None:
-            cache = grid.kv_cache_bytes(work.context_len, work.dtype_bytes, work.batch_size)
-            fits &= (count * work.dtype_bytes + cache) / limits.max_memory_bytes - 1.0 <= 0.0
-        return fits
+        return GridScores(bodies.start, gain, gamma, whole, **best, feasible=feasible(scorer, some))
 
 
-def _taus(alpha: Array, drift: float, most: int) -> Iterator[Array]:
+def feasible(scorer: Scorer, grid: ShapeGrid) -> NDArray[np.bool_]:
+    """Within max_parameters and max_memory."""
+    limits, work = scorer.limits, scorer.workload
+    count: Any = grid.parameters()
+    fits = np.ones(grid.shape, dtype=bool)
+    if limits.max_parameters is not None:
+        fits &= count / limits.max_parameters - 1.0 <= 0.0
+    if limits.max_memory_bytes is not None:
+        cache = grid.kv_cache_bytes(work.context_len, work.dtype_bytes, work.batch_size)
+        fits &= (count * work.dtype_bytes + cache) / limits.max_memory_bytes - 1.0 <= 0.0
+    return fits
+
+
+def taus(alpha: Array, drift: float, most: int) -> Iterator[Array]:
     """tau at gamma 1..most; `speedup.drifting_positions` over arrays."""
     start = np.zeros_like(alpha) if drift == 0.0 else np.log(alpha / (1.0 - alpha))
     reach, total = np.ones_like(alpha), np.ones_like(alpha)

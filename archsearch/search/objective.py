@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
@@ -23,8 +23,13 @@ from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import Bound, RoundTime
+from archsearch.search.mixed import MixScore
 from archsearch.search.space import Limits
 from archsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from archsearch.architecture.grid import ShapeGrid
+    from archsearch.search.grid import GridScores
 
 
 class Latency(Protocol):
@@ -87,6 +92,7 @@ class Score:
     None where the host is not told apart (CPUs, engines of which nothing is known). `family` and `drafter`: what drafts;
     `drafter` None: an independent draft of that `architecture`. Of a drafter that does not draft in every round tau is over all
     rounds and alpha of those that draft. `assumed`: why its acceptance is no more than a belief (`acceptance.families.ASSUMED`).
+    `mix`: what it is worth over a mix of work; `speedup` and `tpot_s` are then over the mix, the rest is of its heaviest part.
     """
 
     rank: int | None
@@ -110,11 +116,18 @@ class Score:
     family: str = "independent"
     drafter: Drafter | None = None
     assumed: str = ""
+    mix: MixScore | None = None
+
+    @property
+    def worth(self) -> float:
+        """What drafts are ranked by: the speed-up, or over a mix the gain in its objective."""
+        return self.speedup.value if self.mix is None else self.mix.gain
 
     @property
     def ranked_by(self) -> float:
-        """The speed-up by which it stands among other families: the lower end of its interval where acceptance is assumed."""
-        return self.speedup.low if self.assumed and self.speedup.low is not None else self.speedup.value
+        """Its worth among other families: by the lower end of its speed-up's interval where acceptance is assumed."""
+        low = self.speedup.low if self.assumed else None
+        return self.worth if low is None else self.worth * low / self.speedup.value
 
     @property
     def proposer(self) -> Drafter:
@@ -139,7 +152,7 @@ class Score:
         result: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            result[field.name] = value.to_dict() if isinstance(value, Estimate | Architecture) else value
+            result[field.name] = value.to_dict() if isinstance(value, Estimate | Architecture | MixScore) else value
         result["drafter"] = self.proposer.to_dict()
         return result
 
@@ -157,14 +170,23 @@ class Score:
             values["drafter"] = read_drafter(architecture, data["drafter"])
         for name in ESTIMATES:
             values[name] = None if data.get(name) is None else Estimate.from_dict(data[name])
+        values["mix"] = None if data.get("mix") is None else MixScore.from_dict(data["mix"])
         return cls(**values)
 
 
 ESTIMATES: Final = (
     "alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha", "round_s", "host_s",
 )  # fmt: skip
-LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter", "assumed")
+LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter", "assumed", "mix")
 """Fields that score.json of earlier versions does not have."""
+
+
+class ManyScores(Protocol):
+    """Scores of all shapes of a grid."""
+
+    def chunks(self) -> Iterator[GridScores]:
+        """Some bodies at a time."""
+        ...
 
 
 class Scorer:
@@ -243,6 +265,12 @@ class Scorer:
         if not known:
             raise ArchsearchError(f"tau was measured for gamma {sorted(taus)}, not for any of {list(gammas or self.gammas)}")
         return self._best(as_drafter(draft), alpha, lambda gamma: taus[gamma].value, lambda gamma: taus[gamma], known)
+
+    def over_grid(self, grid: ShapeGrid) -> ManyScores:
+        """What scores all shapes of a grid as this one does one by one; TypeError where `grid.can_score` says no."""
+        from archsearch.search.grid import GridScorer
+
+        return GridScorer(self, grid)
 
     def at_context(self, context_len: int) -> Scorer:
         """The same scorer with another number of tokens in the KV cache."""
@@ -356,6 +384,10 @@ class Scorer:
             result["max_memory"] = draft_bytes(draft, self.workload) / self.limits.max_memory_bytes - 1.0
         return result
 
+    def limit_words(self) -> str:
+        """The limits, for whoever keeps within none."""
+        return f"max_parameters={self.limits.max_parameters} and max_memory={self.limits.max_memory_bytes} bytes"
+
     def indistinguishable(self, scores: Sequence[Score]) -> list[list[Score]]:
         """`indistinguishable` with this scorer's acceptance."""
         return indistinguishable(scores, self.acceptance, self.context)
@@ -407,7 +439,8 @@ def speedup_gap_std(first: Score, second: Score, gap: float) -> float:
         alpha = item.alpha.value
         slope = speculation.tau_slope(alpha, item.gamma) * alpha * (1.0 - alpha)
         sensitivities.append(slope / item.tau.value)
-        variance += (item.draft_s.std / (item.tpot_s.value * item.tau.value)) ** 2
+        round_s = item.tpot_s.value * item.tau.value if item.round_s is None else item.round_s.value
+        variance += (item.draft_s.std / round_s) ** 2
     variance += (gap * sum(sensitivities) / 2) ** 2
     return math.sqrt(variance)
 
@@ -427,7 +460,7 @@ def grouped(scores: Sequence[Score], std_of: Callable[[Score, Score], float]) ->
         leader, others = rest[0], rest[1:]
         group, rest = [leader], []
         for item in others:
-            gap = math.log(leader.speedup.value / item.speedup.value)
+            gap = math.log(leader.worth / item.worth)
             (group if gap < std_of(leader, item) else rest).append(item)
         groups.append(group)
     return groups

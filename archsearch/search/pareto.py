@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from archsearch.architecture.counts import body_parameters
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
-from archsearch.search.grid import GridScorer, GridScores, Place, SpaceGrid
+from archsearch.search.grid import GridScores, Place, SpaceGrid
 from archsearch.search.objective import Score, Scorer, draft_bytes
 
 Array = NDArray[np.float64]
@@ -124,7 +124,7 @@ def undominated(costs: Array) -> NDArray[np.bool_]:
 def pareto_places(scorer: Scorer, grid: SpaceGrid, goals: Sequence[str], most: int = 512) -> list[Place]:
     """The exact set of a space that was scored in full, fastest first; `most` of them, where it is larger the fastest."""
     costs, places = np.zeros((0, len(goals))), np.zeros((0, 4), dtype=np.int64)
-    for scores in GridScorer(scorer, grid.grid).chunks():
+    for scores in scorer.over_grid(grid.grid).chunks():
         some = grid.grid.part(slice(scores.start, scores.start + len(scores.speedup)))
         columns = [np.broadcast_to(_signed(GOALS[name], GOALS[name].grid(some, scores, scorer)), some.shape) for name in goals]
         fits = np.flatnonzero(scores.feasible.ravel())

@@ -171,7 +171,7 @@ class _Record:
             attributes["invalid"] = str(error)
             return create_trial(state=TrialState.PRUNED, params=params, distributions=self.distributions, user_attrs=attributes)
         return create_trial(
-            value=score.speedup.value,
+            value=score.worth,
             params=params,
             distributions=self.distributions,
             user_attrs={**attributes, "score": score.to_dict()},
@@ -181,7 +181,7 @@ class _Record:
 
 def _order(score: Score) -> tuple[float, float, float]:
     """Fastest first; of equals the smaller, then the one with fewer windows."""
-    return (-score.speedup.value, score.parameters, score.architecture.window_pattern.count("S"))
+    return (-score.worth, score.parameters, score.architecture.window_pattern.count("S"))
 
 
 def _distinct(ranked: Sequence[Score]) -> list[Score]:
@@ -189,7 +189,7 @@ def _distinct(ranked: Sequence[Score]) -> list[Score]:
     seen: set[tuple[Any, ...]] = set()
     kept = []
     for score in ranked:
-        key = (score.drafter, score.architecture.replace(window_pattern="L", sliding_window=None), score.speedup.value)
+        key = (score.drafter, score.architecture.replace(window_pattern="L", sliding_window=None), score.worth)
         if key not in seen:
             kept.append(score)
         seen.add(key)
@@ -257,10 +257,9 @@ def search(
     record.end()
     scored = done if ranking is None else ranking.size
     if best is None:
-        limits = scorer.limits
         raise ArchsearchError(
-            f"none of {scored} shapes of space {space.name} keeps within max_parameters={limits.max_parameters} and "
-            f"max_memory={limits.max_memory_bytes} bytes; raise the limit or add smaller shapes"
+            f"none of {scored} shapes of space {space.name} keeps within {scorer.limit_words()}; raise the limit or add smaller "
+            "shapes"
         )
     ranked = _distinct(sorted(feasible, key=_order))
     counted = Scored(space.name, scored, ranking is not None or walk.exhausted)
@@ -313,6 +312,9 @@ def trial_row(number: int, candidate: Candidate, trial: FrozenTrial) -> dict[str
             row.update(value)
         elif name == "drafter":
             row[name] = value["label"]
+        elif name == "mix":
+            if value is not None:
+                row[value["objective"] if value["objective"] != "speedup" else "mix_speedup"] = value["value"]
         elif isinstance(value, dict):
             row[name], row[f"{name}_std"] = value["value"], value["std"]
         elif name != "rank":

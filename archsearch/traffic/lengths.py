@@ -70,6 +70,10 @@ class Lengths:
         values = np.exp(spread * np.array(normal))
         return cls.of([float(value) for value in values * mean / values.mean()], what=what)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As `read` takes it."""
+        return {"values": list(self.values), "weights": list(self.weights)}
+
     @property
     def mean(self) -> float:
         return math.fsum(value * weight for value, weight in zip(self.values, self.weights, strict=True))

@@ -2,6 +2,7 @@
 
     objective: throughput            # speedup, tpot, throughput or tokens_per_device
     memory_fraction: 0.9
+    tensor_parallel: 4               # devices that share the target; draft_tensor_parallel: the draft
     limits: {tpot_ms: 40, ttft_ms: 800, memory_gib: 60, parameters: 2.0e+9, training_exaflop: 50}
     parts:
       - name: chat
@@ -20,19 +21,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 import yaml
 
 from archsearch.acceptance.estimator import DOMAINS
 from archsearch.errors import ArchsearchError
 from archsearch.traffic.lengths import Lengths, mean_context
-from archsearch.workload import MEMORY_FRACTION
-
-Objective = Literal["speedup", "tpot", "throughput", "tokens_per_device"]
-OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
+from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,12 @@ class LoadPart:
         """Tokens in the cache of a request that decodes."""
         return mean_context(self.prompt, self.output)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As `mix_of` reads it."""
+        data = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("prompt", "output")}
+        lengths = {"prompt_tokens": self.prompt.to_dict(), "output_tokens": self.output.to_dict()}
+        return {name: value for name, value in data.items() if value is not None} | lengths
+
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
@@ -69,12 +73,41 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What a server is asked to do. The weights of `parts` add up to 1."""
+    """What a server is asked to do. The weights of `parts` add up to 1. `tensor_parallel`, `draft_tensor_parallel`: devices that
+    share the target and the draft, None: as asked elsewhere."""
 
     parts: tuple[LoadPart, ...]
     objective: Objective = "speedup"
     limits: ServingLimits = ServingLimits()
     memory_fraction: float = MEMORY_FRACTION
+    tensor_parallel: int | None = None
+    draft_tensor_parallel: int | None = None
+
+    @property
+    def main(self) -> LoadPart:
+        """The heaviest part, the first of equals."""
+        return max(self.parts, key=lambda part: part.weight)
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the cache of a request that decodes, of the part where they are most."""
+        return max(part.context for part in self.parts)
+
+    @property
+    def in_flight(self) -> int:
+        """Most requests in flight; 2 where a rate decides, which lets requests meet."""
+        return max(part.concurrency or 2 for part in self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `mix_of` reads it."""
+        return {
+            "objective": self.objective,
+            "memory_fraction": self.memory_fraction,
+            "tensor_parallel": self.tensor_parallel,
+            "draft_tensor_parallel": self.draft_tensor_parallel,
+            "limits": {name: value for name, value in asdict(self.limits).items() if value is not None},
+            "parts": [part.to_dict() for part in self.parts],
+        }
 
 
 def read_mix(path: Path) -> Mix:
@@ -90,7 +123,7 @@ def read_mix(path: Path) -> Mix:
 
 def mix_of(data: Any, what: str) -> Mix:
     """The mix of a mapping, see `read_mix`. Raises ArchsearchError for what is no mix."""
-    known = {"parts", "objective", "limits", "memory_fraction"}
+    known = {"parts", "objective", "limits", "memory_fraction", "tensor_parallel", "draft_tensor_parallel"}
     if not isinstance(data, Mapping) or not isinstance(data.get("parts"), list) or not data["parts"]:
         raise ArchsearchError(f"{what}: it must have a list of parts, each with weight, lengths and a load")
     _only(data, known, what)
@@ -109,7 +142,14 @@ def mix_of(data: Any, what: str) -> Mix:
     fraction = _number(data, "memory_fraction", MEMORY_FRACTION, what)
     if not 0 < fraction <= 1:
         raise ArchsearchError(f"{what}: memory_fraction must lie between 0 and 1, got {fraction:g}")
-    return Mix(shared, objective, _limits(data.get("limits") or {}, what), fraction)
+    ranks, draft_ranks = (_devices(data.get(name), f"{what}: {name}") for name in ("tensor_parallel", "draft_tensor_parallel"))
+    return Mix(shared, objective, _limits(data.get("limits") or {}, what), fraction, ranks, draft_ranks)
+
+
+def _devices(value: Any, what: str) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ArchsearchError(f"{what} must be a whole number of at least 1, got {value!r}")
+    return value
 
 
 def _part(data: Any, what: str) -> LoadPart:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
+from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
 from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
 from archsearch.search.objective import Scorer
-from archsearch.traffic.mix import LoadPart, Mix, Objective
-from archsearch.traffic.services import drafting_service, plain_service, prefill_s, times_over_batches
+from archsearch.traffic.mix import LoadPart, Mix
+from archsearch.traffic.services import batch_ladder, drafting_service, plain_service, prefill_s, times_over_batches
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens, Service, Steady, at_rate, crossing_rate, in_flight
-from archsearch.workload import Workload
+from archsearch.traffic.times import RoundTimes
+from archsearch.workload import Objective, Workload
 
-MOST_PRICED = 512
+MOST_PRICED: Final = 512
 
 
 @dataclass(frozen=True)
 class ServedPart:
     """One part of a load. `gamma` 0: without a draft it is faster. `off`: with the draft loaded and idle. `off_rate`: requests a
-    second above which a token takes no longer without drafting (only where a rate was asked; 0: never pays, None: always)."""
+    second above which a token takes no longer without drafting (only where a rate was asked; 0: never pays, None: always).
+    `times`: its rounds by batch size; `gamma_drafting`: the best gamma that drafts."""
 
     part: LoadPart
     gamma: int
@@ -34,6 +37,8 @@ class ServedPart:
     context: int
     services: tuple[Service, Service]  # drafting at the best gamma that drafts, plain
     off_rate: float | None
+    times: RoundTimes
+    gamma_drafting: int
 
     @property
     def best(self) -> Steady:
@@ -65,46 +70,110 @@ class ServedPart:
         }
 
 
-def serve_part(scorer: Scorer, drafter: Drafter, part: LoadPart, held: Sequence[int | None] = (None, None)) -> ServedPart:
-    """The drafter under `part`; `held`: requests that memory holds with the draft and without.
+TokensOf = Callable[[int], RoundTokens | None]
+"""Tokens of a round at a gamma, None where nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a part of a load is priced. `held`: requests that memory holds with the draft and without; `largest`: of the batch
+    sizes that are priced; `exact`: all are held, so only the part's own number in flight is priced; `rate`: how many run follows
+    from a rate, so all sizes are."""
+
+    held: tuple[int, int]
+    largest: int
+    exact: bool
+    rate: bool
+
+    @classmethod
+    def of(cls, part: LoadPart, held: Sequence[int | None], largest_batch: int | None) -> Load:
+        limits = [MOST_RUNNING if most is None else most for most in held]
+        largest = min(MOST_PRICED, max(limits[1], 1), largest_batch or MOST_PRICED)
+        if part.concurrency is not None:
+            largest = max(1, min(largest, part.concurrency))
+        exact = part.concurrency == largest and min(limits) >= largest
+        return cls((limits[0], limits[1]), largest, exact, part.concurrency is None)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes at which rounds are priced: with so many in flight, from the last below what memory holds."""
+        if self.exact:
+            return (self.largest,)
+        rungs = batch_ladder(self.largest)
+        if self.rate:
+            return rungs
+        below = max((rung for rung in rungs if rung <= min(self.held)), default=1)
+        return tuple(rung for rung in rungs if rung >= min(below, rungs[max(len(rungs) - 2, 0)]))
+
+    def check(self, part: LoadPart) -> None:
+        """Raise ArchsearchError where memory holds not one request."""
+        if min(self.held) < 1:
+            raise ArchsearchError(
+                f"the load {part.name} fits no batch: memory holds not one request of {part.context:,} tokens; raise "
+                "--tensor-parallel or --memory-fraction"
+            )
+
+
+def serve_part(
+    scorer: Scorer,
+    drafter: Drafter,
+    part: LoadPart,
+    held: Sequence[int | None] = (None, None),
+    *,
+    tokens_of: TokensOf | None = None,
+    with_rates: bool = True,
+) -> ServedPart:
+    """The drafter under `part`; `held`: requests that memory holds with the draft and without. `tokens_of`: what was measured,
+    instead of what the scorer believes; `with_rates`: look for the rate above which speculation should be off.
 
     Raises ArchsearchError where not one request fits.
     """
-    limits = [MOST_RUNNING if most is None else most for most in held]
-    if limits[1] < 1 or limits[0] < 1:
-        raise ArchsearchError(
-            f"the load {part.name} fits no batch: memory holds not one request of {part.context:,} tokens; raise "
-            "--tensor-parallel or --memory-fraction"
-        )
+    load = Load.of(part, held, scorer.latency.largest_batch)
+    load.check(part)
     workload = replace(scorer.workload, context_len=part.context)
-    known = _believed(scorer, drafter, part)
+    known = believed(scorer, drafter, part)
     share = known.share.value if known.share is not None else 1.0
-    drafter = drafter.with_share(share)
-    largest = min(MOST_PRICED, max(limits), scorer.latency.largest_batch or MOST_PRICED)
-    if part.concurrency is not None:
-        largest = max(1, min(largest, part.concurrency))
-    times = times_over_batches(scorer.latency, scorer.target, drafter, workload, scorer.gammas, largest)
-    new = round(part.prompt.mean * (1.0 - part.prefix_cache_hit))
-    busy = replace(workload, batch_size=max(1, min(largest, part.concurrency or 8)))
+    drafter, acceptance = drafter.with_share(share), known.acceptance
+    times = times_over_batches(scorer.latency, scorer.target, drafter, workload, scorer.gammas, sizes=load.sizes)
+    new, busy = new_tokens(part), busy_workload(workload, part, load)
     alone_s, both_s = (prefill_s(scorer.latency, scorer.target, each, busy, new) for each in (None, drafter))
-    shares = not (scorer.latency.rounds is not None and scorer.latency.rounds.costs.expands)
+    shares = shares_steps(scorer.latency)
     written = part.output.mean
-    plain = replace(plain_service(times, alone_s, written, limits[1]), shares_steps=shares)
-    acceptance = known.acceptance
+    plain = replace(plain_service(times, alone_s, written, load.held[1]), shares_steps=shares)
     servers = {}
     for gamma in times.gammas:
         tokens = RoundTokens.of(acceptance.alpha.value, acceptance.drift.value, gamma, share)
-        servers[gamma] = replace(drafting_service(times, gamma, tokens, both_s, written, limits[0]), shares_steps=shares)
-    idle = replace(drafting_service(times, 0, RoundTokens(), both_s, written, limits[0]), shares_steps=shares)
+        counted = tokens if tokens_of is None else tokens_of(gamma)
+        if counted is not None:
+            service = drafting_service(times, gamma, counted, both_s, written, load.held[0])
+            servers[gamma] = replace(service, shares_steps=shares)
+    idle = replace(drafting_service(times, 0, RoundTokens(), both_s, written, load.held[0]), shares_steps=shares)
     points = {gamma: _steady(server, part) for gamma, server in servers.items()}
     best = min(points, key=lambda gamma: _cost(points[gamma]))
     off = _steady(idle, part)
-    rate = crossing_rate(plain, list(servers.values())) if part.requests_per_second is not None else None
+    rate = None
+    if with_rates and part.requests_per_second is not None:
+        rate = crossing_rate(plain, list(servers.values()))
     return ServedPart(
         part=part, gamma=best if _cost(points[best]) < _cost(off) else 0, drafting=points[best], plain=_steady(plain, part),
         off=off, tau=servers[best].tokens.tau, alpha=acceptance.alpha.value, context=part.context,
-        services=(servers[best], plain), off_rate=rate,
+        services=(servers[best], plain), off_rate=rate, times=times, gamma_drafting=best,
     )  # fmt: skip
+
+
+def new_tokens(part: LoadPart) -> int:
+    """Tokens of a prompt that are read: not in the cache already."""
+    return round(part.prompt.mean * (1.0 - part.prefix_cache_hit))
+
+
+def busy_workload(workload: Workload, part: LoadPart, load: Load) -> Workload:
+    """The requests that decode while a prompt is read."""
+    return replace(workload, batch_size=max(1, min(load.largest, part.concurrency or 8)))
+
+
+def shares_steps(latency: Any) -> bool:
+    """Whether prompts are read in the steps of those that decode."""
+    return not (latency.rounds is not None and latency.rounds.costs.expands)
 
 
 def _cost(steady: Steady) -> tuple[bool, float]:
@@ -119,16 +188,18 @@ def _steady(server: Service, part: LoadPart) -> Steady:
     return at_rate(server, part.requests_per_second)
 
 
-def _believed(scorer: Scorer, drafter: Drafter, part: LoadPart) -> FamilyAcceptance:
-    known = scorer.known_families.get(drafter.family)
-    if known is not None:
-        return known
+def context_of(scorer: Scorer, part: LoadPart) -> AcceptanceContext:
+    """Where acceptance is asked for: the part's context, temperature and kind of text."""
     context = replace(scorer.context, context_len=part.context)
     if part.temperature is not None:
         context = replace(context, temperature=part.temperature)
-    if part.domain is not None:
-        context = replace(context, domain=part.domain)
-    return acceptance_of(drafter, scorer.acceptance, context)
+    return context if part.domain is None else replace(context, domain=part.domain)
+
+
+def believed(scorer: Scorer, drafter: Drafter, part: LoadPart) -> FamilyAcceptance:
+    """What is known of the drafter's acceptance under a part."""
+    known = scorer.known_families.get(drafter.family)
+    return known if known is not None else acceptance_of(drafter, scorer.acceptance, context_of(scorer, part))
 
 
 def objective_of(parts: Sequence[ServedPart], objective: Objective, ranks: int, *, plain: bool = False) -> float:
@@ -143,25 +214,51 @@ def objective_of(parts: Sequence[ServedPart], objective: Objective, ranks: int, 
     return throughput / ranks if objective == "tokens_per_device" else throughput
 
 
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A limit and how far a drafter is over it, relative to it: kept where `over` is at most 0."""
+
+    name: str
+    over: float
+    words: str
+
+
+MOST_OVER: Final = 1e9  # where waiting has no end
+
+
+def overs(parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, training_tokens: float) -> list[Over]:
+    """Each limit of the mix with how far the drafter is over it."""
+    limits, found = mix.limits, []
+    for each in parts:
+        point, name = each.best, each.part.name
+        if limits.tpot_ms is not None:
+            words = f"{name}: {1e3 * point.tpot_s:.1f} ms a token, at most {limits.tpot_ms:g}"
+            found.append(Over(f"{name} tpot", 1e3 * point.tpot_s / limits.tpot_ms - 1.0, words))
+        if limits.ttft_ms is not None:
+            first = "no end of waiting" if math.isinf(point.ttft_s) else f"{1e3 * point.ttft_s:.0f} ms to the first token"
+            over = min(1e3 * point.ttft_s / limits.ttft_ms - 1.0, MOST_OVER)
+            found.append(Over(f"{name} ttft", over, f"{name}: {first}, at most {limits.ttft_ms:g} ms"))
+        if limits.memory_gib is not None:
+            used = drafter.bytes(workload.dtype_bytes, max(1, round(point.running)), each.context) / 2**30
+            words = f"{name}: the draft takes {used:.1f} GiB, at most {limits.memory_gib:g}"
+            found.append(Over(f"{name} memory", used / limits.memory_gib - 1.0, words))
+    if limits.parameters is not None:
+        words = f"{drafter.parameters() / 1e6:,.0f}M parameters, at most {limits.parameters / 1e6:,.0f}M"
+        found.append(Over("parameters", drafter.parameters() / limits.parameters - 1.0, words))
+    if limits.training_exaflop is not None:
+        cost = training_exaflop(drafter.parameters(), training_tokens) if drafter.trains else 0.0
+        words = f"training takes {cost:,.3g} exaFLOP, at most {limits.training_exaflop:g}"
+        found.append(Over("training", cost / limits.training_exaflop - 1.0, words))
+    return found
+
+
+def training_exaflop(parameters: Any, tokens: float) -> Any:
+    """6 FLOPs a parameter and token."""
+    return 6.0 * parameters * tokens / 1e18
+
+
 def broken_limits(
     parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, training_tokens: float
 ) -> list[str]:
     """In words, each limit of the mix that the drafter breaks."""
-    limits, found = mix.limits, []
-    for each in parts:
-        point = each.best
-        if limits.tpot_ms is not None and 1e3 * point.tpot_s > limits.tpot_ms:
-            found.append(f"{each.part.name}: {1e3 * point.tpot_s:.1f} ms a token, at most {limits.tpot_ms:g}")
-        if limits.ttft_ms is not None and 1e3 * point.ttft_s > limits.ttft_ms:
-            first = "no end of waiting" if math.isinf(point.ttft_s) else f"{1e3 * point.ttft_s:.0f} ms to the first token"
-            found.append(f"{each.part.name}: {first}, at most {limits.ttft_ms:g} ms")
-        if limits.memory_gib is not None:
-            used = drafter.bytes(workload.dtype_bytes, max(1, round(point.running)), each.context) / 2**30
-            if used > limits.memory_gib:
-                found.append(f"{each.part.name}: the draft takes {used:.1f} GiB, at most {limits.memory_gib:g}")
-    if limits.parameters is not None and drafter.parameters() > limits.parameters:
-        found.append(f"{drafter.parameters() / 1e6:,.0f}M parameters, at most {limits.parameters / 1e6:,.0f}M")
-    cost = 6.0 * drafter.parameters() * training_tokens / 1e18 if drafter.trains else 0.0
-    if limits.training_exaflop is not None and cost > limits.training_exaflop:
-        found.append(f"training takes {cost:,.0f} exaFLOP, at most {limits.training_exaflop:g}")
-    return found
+    return [each.words for each in overs(parts, mix, drafter, workload, training_tokens) if each.over > 0]

@@ -24,9 +24,9 @@ LARGEST: Final = 512  # batch sizes are priced up to this one
 def prefill_s(latency: Any, target: Architecture, draft: Draft | None, workload: Workload, prompt_tokens: int) -> float:
     """Seconds that a prompt adds: the target's pass over it, and the draft's, which keeps a cache of its own.
 
-    Where passes are composed of kernels and prompts share a step with the requests that decode (`workload.batch_size` of
-    them), only what the step takes longer is charged: its weights are read once. An engine that expands the batch reads prompts
-    by themselves.
+    Where passes are composed of kernels, or an engine's own were measured, and prompts share a step with the requests that decode
+    (`workload.batch_size` of them), only what the step takes longer is charged: its weights are read once. An engine that
+    expands the batch reads prompts by themselves.
     """
     if prompt_tokens < 1:
         return 0.0
@@ -42,6 +42,13 @@ def prefill_s(latency: Any, target: Architecture, draft: Draft | None, workload:
 def _chunk_s(latency: Any, target: Architecture, workload: Workload, tokens: int, cached: int) -> float:
     composed = getattr(latency, "composed_", None)
     alone = bool(latency.rounds is not None and latency.rounds.costs.expands)
+    own = getattr(latency, "engine_", None)
+    if own is not None and not alone:  # a step of so many rows more
+        rows = (workload.batch_size + tokens, workload.batch_size)
+        more, less = (
+            own.forward_s(target, batch=1, tokens=count, context=cached, cold=True, is_target=True).value for count in rows
+        )
+        return max(0.0, float(more - less))
     if composed is None or alone:
         return float(_pass_s(latency, target, tokens, cached, workload.tensor_parallel))
     decoding = Part(workload.batch_size, 1, workload.context_len)
@@ -75,10 +82,17 @@ def batch_ladder(largest: int = LARGEST) -> tuple[int, ...]:
 
 
 def times_over_batches(
-    latency: Any, target: Architecture, draft: Draft, workload: Workload, gammas: Sequence[int], largest: int = LARGEST
+    latency: Any,
+    target: Architecture,
+    draft: Draft,
+    workload: Workload,
+    gammas: Sequence[int],
+    largest: int = LARGEST,
+    *,
+    sizes: Sequence[int] | None = None,
 ) -> RoundTimes:
-    """Rounds of `workload`'s context at batch sizes up to `largest`."""
-    at = batch_ladder(largest)
+    """Rounds of `workload`'s context at batch sizes up to `largest`, or at `sizes`."""
+    at = tuple(sizes) if sizes is not None else batch_ladder(largest)
     return round_times(latency, target, draft, [replace(workload, batch_size=size) for size in at], at, gammas)
 
 

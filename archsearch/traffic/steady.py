@@ -80,12 +80,13 @@ class Service:
         return self.tokens.rounds(self.output_tokens - 1.0)
 
     def round_at(self, running: float) -> float:
-        """Seconds of a round while `running` requests decode: between the batch sizes that are known, and by the last slope
-        beyond them."""
+        """Seconds of a round while `running` requests decode: between the batch sizes that are known, and by the slope over the
+        upper half of them beyond: from one to the next a batch may take less, where one was measured and the other was not."""
         batch = max(running, 1.0)
         if batch <= self.at[-1] or len(self.at) == 1:
             return float(np.interp(batch, self.at, self.round_s))
-        slope = (self.round_s[-1] - self.round_s[-2]) / (self.at[-1] - self.at[-2])
+        half = upper_half(self.at)
+        slope = max(0.0, (self.round_s[-1] - self.round_s[half]) / (self.at[-1] - self.at[half]))
         return float(self.round_s[-1] + slope * (batch - self.at[-1]))
 
     def requests_per_s(self, running: float) -> float:
@@ -97,6 +98,11 @@ class Service:
         """The highest rate that it can serve."""
         sizes = sorted({self.held, *(int(size) for size in self.at if size <= self.held), 1})
         return max(self.requests_per_s(size) for size in sizes)
+
+
+def upper_half(at: Array) -> int:
+    """Where the last batch size stands that is at most half of the largest; of two or more."""
+    return int(max(0, np.searchsorted(at[:-1], at[-1] / 2.0, side="right") - 1))
 
 
 @dataclass(frozen=True, slots=True)

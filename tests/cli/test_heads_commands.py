@@ -154,6 +154,30 @@ def test_an_exported_head_is_what_engines_load(with_heads: Path) -> None:
     assert medusa["engines"] == ["vllm"] and "one gamma for all batch sizes" in (with_heads / "out/medusa/README.md").read_text()
 
 
+def test_a_head_has_gamma_by_batch_size_in_every_engine_that_takes_it(with_heads: Path) -> None:
+    planned = last_json(
+        call("schedule", "runs/a", "--family", "eagle3", "--engine", "vllm", "--batch-size", "2", "--batch-size", "4", "--json")
+    )
+    assert [point["batch_size"] for point in planned["points"]] == [1, 2, 4] and planned["ranges"][0][0] == 1
+    assert set(planned["points"][0]["by_gamma"]) == {"1", "2"}, "the head was trained for two"
+    path = with_heads / "runs/a/heads/eagle3/schedule.json"
+    assert json.loads(path.read_text())["ranges"] == planned["ranges"]
+    path.write_text(json.dumps({"ranges": [[1, 2, 2], [3, 4, 1], [5, 8, 0]]}))
+    call("export", "runs/a", "--family", "eagle3", "--output", "out/head")
+    folder = with_heads / "out/head"
+    told = json.loads((folder / "speculative_config.json").read_text())
+    assert told["num_speculative_tokens"] == 2
+    assert told["num_speculative_tokens_per_batch_size"] == [[1, 2, 2], [3, 4, 1], [5, 8, 0]]
+    adaptive = json.loads((folder / "sglang-adaptive.json").read_text())
+    assert adaptive["3"] == {"candidate_steps": [1]} and adaptive["5"] == {"candidate_steps": [0]}
+    readme = (folder / "README.md").read_text()
+    assert "draft_len_schedule: {1: 2, 2: 2, 3: 1, 4: 1, 5: 0}" in readme and "--speculative-adaptive-config" in readme
+    call("export", "runs/a", "--family", "eagle3", "--output", "out/one", "--gamma", "1")
+    assert "per_batch_size" not in (with_heads / "out/one/speculative_config.json").read_text(), "one gamma was asked for"
+    assert "one gamma" in refused("schedule", "runs/a", "--family", "medusa", "--engine", "vllm")
+    assert "one gamma" in refused("export", "runs/a", "--family", "medusa", "--output", "out/m", "--schedule", str(path))
+
+
 def test_exports_that_cannot_be_are_refused(with_heads: Path) -> None:
     assert "accepts little beyond" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x", "--gamma", "4")
     assert "leave --for" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x", "--for", "vllm")

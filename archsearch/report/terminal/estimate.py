@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from archsearch.report.mixes import load_words, mix_lines, mix_words
 from archsearch.report.phrases import round_words
 from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score
 
 
 def estimate_text(result: dict[str, Any]) -> str:
     """What `estimate` prints."""
-    workload, entries = result["workload"], result["drafts"]
+    workload, entries, mix = result["workload"], result["drafts"], result.get("mix")
     engines = list(dict.fromkeys(entry["served"] for entry in entries))
     given = "given" if result["prior"] == "given" else f"the prior ({result['prior']})"
     lines = [
         f"Target {result['target']} on {result['device']}, {workload['dtype']}, "
         + (f"{workload['mode']} mode, " if len(engines) == 1 else "")
-        + f"batch size {workload['batch_size']}, context {workload['context_len']}, "
-        f"tensor parallel {workload['tensor_parallel']}" + (f", served by {engines[0]}." if len(engines) == 1 else "."),
+        + ("" if mix else f"batch size {workload['batch_size']}, context {workload['context_len']}, ")
+        + f"tensor parallel {workload['tensor_parallel']}"
+        + (f", served by {engines[0]}." if len(engines) == 1 else "."),
         *(f"Served by {engine}." for engine in engines if len(engines) > 1),
+        *([f"Load: {mix_words(mix)}."] + [f"  {load_words(part)}." for part in mix["parts"]] if mix else []),
         f"Latency: {result['latency']}.",
         f"Acceptance: {given}."
-        + (f" Target decode step {1e3 * entries[0]['decode_s']['value']:.2f} ms." if len(engines) == 1 else ""),
+        + (f" Target decode step {1e3 * entries[0]['decode_s']['value']:.2f} ms." if len(engines) == 1 and not mix else ""),
         "",
         *(_one_engine(entries) if len(engines) == 1 else _side_by_side(entries)),
         "",
     ]
+    scored = [(f"{entry['draft']} in {entry['served']}", MixScore.from_dict(entry["mix"])) for entry in entries if entry["mix"]]
+    if scored:
+        lines += mix_lines(scored)
+        lines += ["Speed-up, time per token: over the mix; the other numbers of the first table: of its heaviest part.", ""]
     lines += [f"{row['words']}." for row in result["differences"]]
     lines += [f"WARNING: {text}." for text in result["warnings"]]
     notes = dict.fromkeys((entry["draft"], note) for entry in entries for note in entry["notes"])

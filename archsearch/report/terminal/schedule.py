@@ -29,7 +29,10 @@ def schedule_text(result: dict[str, Any], run: Path, rank: int) -> str:
             table(rows, ("batch size", "gamma", "tau", "speed-up, predicted")),
             "",
             f"Gamma by batch size: {ranges}. {result['note']}".rstrip(),
+            f"{result['as_engine']}.",
             "",
-            f"Next: archsearch confirm {run} --rank {rank} --engine vllm --schedule",
+            f"Next: archsearch confirm {run} --rank {rank} --engine vllm --schedule"
+            if result.get("rank") is not None
+            else f"Next: archsearch export {run} --family {result['family']} --output DIR",
         ]
     )

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.progress import human_time
+from archsearch.report.mixes import load_words, mix_lines, mix_words
 from archsearch.report.pareto import pareto_rows
 from archsearch.report.phrases import millions
 from archsearch.report.terminal.layout import plus_minus, table
 from archsearch.report.terminal.summary import summary_text, wrap
 from archsearch.runs.run import open_run
+from archsearch.search.mixed import MixScore
 
 
 def tie_lines(result: Mapping[str, Any]) -> list[str]:
@@ -43,10 +45,12 @@ def _scored_words(spaces: Sequence[Mapping[str, Any]]) -> str:
 def search_text(result: dict[str, Any]) -> str:
     """The workload, what each rung did, and the summary of the run folder."""
     workload, free = result["workload"], result["free_layers"]
+    mix = result.get("mix")
+    where = f"batch size {workload['batch_size']}, context {workload['context_len']}" if mix is None else mix_words(mix)
     lines = [
-        f"Workload: batch size {workload['batch_size']}, context {workload['context_len']}, tensor parallel "
-        f"{workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, temperature {workload['temperature']:g}, "
-        f"served by {result['served']}.",
+        f"Workload: {where}, tensor parallel {workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, "
+        f"temperature {workload['temperature']:g}, served by {result['served']}.",
+        *([f"  {load_words(part)}." for part in mix["parts"]] if mix is not None else []),
         f"Latency: {result['latency']}.",
         f"Acceptance prior: {result['prior']}.",
         f"{result['trials']} trials in space {result['space']}{_scored_words(result.get('scored', []))}.",
@@ -67,6 +71,9 @@ def search_text(result: dict[str, Any]) -> str:
     lines += [f"Note: {text}." for text in tie_lines(result)]
     why = [f"  {line}" for text in rival_lines(result) for line in wrap(text, 96)]
     lines += [summary_text(open_run(Path(result["run"]))), *(["", "Why rank 1 won:", *why] if why else [])]
+    lines += [""] * (mix is not None) + mix_lines(
+        [(f"Rank {score['rank']}", MixScore.from_dict(score["mix"])) for score in result["best"][:1] if score.get("mix")]
+    )
     lines += pareto_lines(result.get("pareto"))
     return "\n".join([*lines, *next_lines(result)])
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
+from archsearch.report.mixes import UNITS, load_words
 from archsearch.report.terminal.layout import table
-
-UNITS: Final = {"speedup": "x", "tpot": " s a token", "throughput": " tokens/s", "tokens_per_device": " tokens/s a device"}
 
 
 def traffic_text(result: Mapping[str, Any]) -> str:
@@ -17,7 +16,7 @@ def traffic_text(result: Mapping[str, Any]) -> str:
     lines = [
         f"Target {result['target']} on {result['device']}, {workload['dtype']}, tensor parallel {workload['tensor_parallel']}.",
         f"Latency: {result['latency']}.",
-        *(f"Load {_load(part)}." for part in result["load"]),
+        *(f"Load {load_words(part)}." for part in result["load"]),
     ]
     if result["trace_note"]:
         lines.append(f"Note: {result['trace_note']}.")
@@ -29,15 +28,6 @@ def traffic_text(result: Mapping[str, Any]) -> str:
             "",
             "Predicted. running: requests that decode at once. A time to the first token holds its prompt and its waiting.",
         ]
-    )
-
-
-def _load(part: Mapping[str, Any]) -> str:
-    how = f"{part['concurrency']} in flight" if part["concurrency"] else f"{part['requests_per_second']:.3g} requests a second"
-    hit = f", {part['prefix_cache_hit']:.0%} of prompts cached" if part["prefix_cache_hit"] else ""
-    return (
-        f"{part['name']} ({part['weight']:.0%} of tokens): {how}, prompts of {part['prompt_tokens']:,.0f} tokens, answers of "
-        f"{part['output_tokens']:,.0f}{hit}"
     )
 
 

@@ -1,0 +1,70 @@
+"""What a draft is worth over a mix of work, as part of its score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PartScore:
+    """One kind of request. `gamma` 0: none is faster than drafting nothing there. `running`: requests that decode at once;
+    seconds, with the prompts that are read in between. `ttft_s` infinite: more arrive than are served."""
+
+    name: str
+    weight: float
+    context: int
+    running: float
+    gamma: int
+    alpha: float
+    tau: float
+    speedup: float
+    tpot_s: float
+    plain_tpot_s: float
+    ttft_s: float
+    tokens_per_s: float
+    plain_tokens_per_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"ttft_s": None if math.isinf(self.ttft_s) else self.ttft_s}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PartScore:
+        return cls(**{**data, "ttft_s": math.inf if data["ttft_s"] is None else data["ttft_s"]})
+
+
+@dataclass(frozen=True, slots=True)
+class MixScore:
+    """The objective over a mix: its `value` with the draft and without (`plain`), and each part. `broken_limits`: in words."""
+
+    objective: str
+    value: float
+    plain: float
+    parts: tuple[PartScore, ...]
+    broken_limits: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """With the draft over without; larger is better."""
+        return self.plain / self.value if self.objective == "tpot" else self.value / self.plain
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "objective": self.objective,
+            "value": self.value,
+            "plain": self.plain,
+            "parts": [part.to_dict() for part in self.parts],
+            "broken_limits": list(self.broken_limits),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MixScore:
+        return cls(
+            str(data["objective"]),
+            float(data["value"]),
+            float(data["plain"]),
+            tuple(PartScore.from_dict(part) for part in data["parts"]),
+            tuple(data["broken_limits"]),
+        )

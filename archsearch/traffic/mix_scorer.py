@@ -1,0 +1,261 @@
+"""Scores of drafts over a mix of work: what `search` and `estimate` rank by where a workload is a mix.
+
+Each part is priced as `traffic` prices it (`served.serve_part`), so that a search and `archsearch traffic` say the same of a
+draft. `Score.speedup` and `tpot_s` are over the mix, the other numbers are of its heaviest part, `Score.mix` holds the rest.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from archsearch import speedup as speculation
+from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
+from archsearch.acceptance.families import FamilyAcceptance
+from archsearch.acceptance.terms import usual_tokens
+from archsearch.architecture.grid import ShapeGrid
+from archsearch.drafters.drafter import Draft, Drafter
+from archsearch.drafters.registry import as_drafter
+from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.estimate import Estimate
+from archsearch.hardware.device import Device
+from archsearch.search.mixed import MixScore, PartScore
+from archsearch.search.objective import Latency, ManyScores, Score, Scorer
+from archsearch.traffic.held import held_by
+from archsearch.traffic.mix import LoadPart, Mix
+from archsearch.traffic.served import (
+    Load,
+    ServedPart,
+    believed,
+    context_of,
+    objective_of,
+    overs,
+    serve_part,
+    training_exaflop,
+)
+from archsearch.traffic.steady import MOST_RUNNING, RoundTokens
+
+TokensOf = Callable[[int], RoundTokens | None]
+
+
+class MixScorer(Scorer):
+    """A `Scorer` whose scores are over `mix`. `workload`: of the heaviest part; a scorer at another batch size or context, made
+    by `at_batch` or `at_context`, is a plain one."""
+
+    def __init__(self, scorer: Scorer, mix: Mix, device: Device) -> None:
+        """`scorer`: what is asked besides the mix. Raises ArchsearchError where not one request of a part fits the target."""
+        asked = scorer.workload.temperature, scorer.context.domain
+        self.mix, self.device = replace(mix, parts=tuple(_filled(part, *asked) for part in mix.parts)), device
+        mix, self.main = self.mix, self.mix.main
+        base = replace(scorer.workload, memory_fraction=mix.memory_fraction)
+        self._held_alone = {part: held_by(scorer.latency.facts, scorer.target, device, _at(base, part), None)
+                            for part in mix.parts}  # fmt: skip
+        for part in mix.parts:
+            held = self._held_alone[part]
+            Load.of(part, (held, held), scorer.latency.largest_batch).check(part)
+        most = self._held_alone[self.main] or MOST_RUNNING
+        workload = replace(_at(base, self.main), batch_size=max(1, min(self.main.concurrency or 1, most)))
+        workload = replace(workload, temperature=self.main.temperature)
+        super().__init__(
+            scorer.target, workload, scorer.latency, scorer.acceptance, gammas=scorer.gammas, domain=scorer.context.domain,
+            coverage=scorer.context.coverage, limits=scorer.limits, target_correlation=scorer._asked_correlation,
+        )  # fmt: skip
+        self.context = context_of(scorer, self.main)
+        self.known_families = scorer.known_families
+        self._base = scorer
+        self._served: tuple[Drafter, list[ServedPart]] | None = None
+
+    # -- one draft -------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, draft: Draft) -> Score:
+        drafter = as_drafter(draft)
+        if self.believed(drafter).taus is not None:
+            return super().__call__(drafter)  # which asks `measured`
+        served = self.served(drafter)
+        return self._over(Scorer.__call__(self._single(served), drafter), served)
+
+    def measured(
+        self,
+        draft: Draft,
+        alpha: Estimate,
+        taus: Mapping[int, Estimate],
+        *,
+        gammas: Sequence[int] | None = None,
+    ) -> Score:
+        """The score of a draft whose tau was measured; taken to be the same in all parts."""
+        allowed = [gamma for gamma in (gammas or self.gammas) if gamma in taus]
+        if not allowed:
+            return super().measured(draft, alpha, taus, gammas=gammas)  # which says so
+
+        def tokens_of(gamma: int) -> RoundTokens | None:
+            if gamma not in allowed:
+                return None
+            return RoundTokens.of(speculation.alpha_from_tau(taus[gamma].value, gamma), 0.0, gamma)
+
+        served = self._serve(as_drafter(draft), tokens_of)
+        single = self._single(served)
+        score = Scorer.measured(single, draft, alpha, taus, gammas=single.gammas)
+        return self._over(score, [replace(each, alpha=alpha.value) for each in served], taus)
+
+    def served(self, drafter: Drafter) -> list[ServedPart]:
+        """The drafter under each part. Raises InvalidShapeError where memory does not hold one request with it."""
+        if self._served is None or self._served[0] != drafter:
+            self._served = drafter, self._serve(drafter, None)
+        return self._served[1]
+
+    def _serve(self, drafter: Drafter, tokens_of: TokensOf | None) -> list[ServedPart]:
+        found = []
+        for part in self.mix.parts:
+            try:
+                held = self._held(drafter, part), self._held_alone[part]
+                found.append(serve_part(self, drafter, part, held, tokens_of=tokens_of, with_rates=False))
+            except InvalidShapeError:
+                raise
+            except ArchsearchError as error:
+                raise InvalidShapeError(str(error)) from None
+        return found
+
+    def _held(self, drafter: Drafter, part: LoadPart) -> int | None:
+        return held_by(self.latency.facts, self.target, self.device, _at(self.workload, part), drafter)
+
+    def _single(self, served: Sequence[ServedPart]) -> Scorer:
+        """The heaviest part alone, at the gamma that is best there."""
+        single = Scorer.__new__(Scorer)
+        single.__dict__.update(self.__dict__)
+        single.gammas = (next(each.gamma_drafting for each in served if each.part == self.main),)
+        return single
+
+    def _over(self, score: Score, served: Sequence[ServedPart], taus: Mapping[int, Estimate] | None = None) -> Score:
+        """A score of the heaviest part as one over the mix."""
+        ranks, objective = self.workload.tensor_parallel, self.mix.objective
+        gain, tpot = objective_of(served, "speedup", ranks), objective_of(served, "tpot", ranks)
+        shares = [each.part.weight * each.best.tpot_s / tpot for each in served]
+        bands = [self._band(score.proposer, each, taus) for each in served]
+        std, down, up = (math.fsum(share * band[i] for share, band in zip(shares, bands, strict=True)) for i in range(3))
+        speedup = Estimate(gain, gain * std, score.speedup.source).between((gain * math.exp(-down), gain * math.exp(up)))
+        broken = [each.words for each in self._overs(score.proposer, served) if each.over > 0]
+        mix = MixScore(
+            objective, objective_of(served, objective, ranks), objective_of(served, objective, ranks, plain=True),
+            tuple(_part_score(each) for each in served), tuple(broken),
+        )  # fmt: skip
+        return replace(score, speedup=speedup, tpot_s=Estimate(tpot, tpot * std, score.tpot_s.source), mix=mix)
+
+    def _band(self, drafter: Drafter, each: ServedPart, taus: Mapping[int, Estimate] | None) -> tuple[float, float, float]:
+        """Of a part's speed-up: relative std, and how far down and up its interval goes in the logarithm."""
+        if not each.gamma:
+            return 0.0, 0.0, 0.0
+        times, gamma = each.times, each.gamma
+        row = int(abs(times.at - max(each.drafting.running, 1.0)).argmin())
+        column = times.gammas.index(gamma)
+        if taus is not None:
+            tau = taus[gamma]
+        else:
+            known = believed(self, drafter, each.part)
+            alpha, drift = known.acceptance.alpha, known.acceptance.drift
+            tau = speculation.tau_estimate(alpha, gamma, drift).between(speculation.tau_interval(alpha, gamma, drift))
+            tau = known.tau(tau)
+        gain = speculation.speedup_estimate(
+            tau,
+            Estimate(float(times.decode[row]), float(times.decode_std[row]), times.source),
+            Estimate(float(times.round[row, column]), float(times.round_std[row, column]), times.source),
+            Estimate(float(times.verify[row, column]), float(times.verify_std[row, column]), times.source),
+            self.target_correlation,
+        )
+        if tau.low is None or tau.high is None:
+            return gain.relative_std, speculation.QUANTILE_95 * gain.relative_std, speculation.QUANTILE_95 * gain.relative_std
+        low, high = speculation.speedup_interval(gain, tau, (tau.low, tau.high))
+        return gain.relative_std, math.log(gain.value / low), math.log(high / gain.value)
+
+    def over_grid(self, grid: ShapeGrid) -> ManyScores:
+        from archsearch.traffic.mix_grid import MixGridScorer
+
+        return MixGridScorer(self, grid)
+
+    def held_alone(self, part: LoadPart) -> int | None:
+        """Requests of a part that memory holds without a draft."""
+        return self._held_alone[part]
+
+    # -- limits ----------------------------------------------------------------------------------------------------------------
+
+    def constraints(self, draft: Draft) -> dict[str, float]:
+        found, drafter, limits = super().constraints(draft), as_drafter(draft), self.mix.limits
+        if limits.tpot_ms is limits.ttft_ms is limits.memory_gib is None:
+            if limits.parameters is not None:
+                found["parameters"] = drafter.parameters() / limits.parameters - 1.0
+            if limits.training_exaflop is not None:
+                cost = training_exaflop(drafter.parameters(), self.training_tokens) if drafter.trains else 0.0
+                found["training"] = cost / limits.training_exaflop - 1.0
+            return found
+        return found | {each.name: each.over for each in self._overs(drafter, self.served(drafter))}
+
+    @property
+    def training_tokens(self) -> float:
+        """Tokens of text that drafts of this target are taken to be trained on."""
+        return usual_tokens(self.target)
+
+    def _overs(self, drafter: Drafter, served: Sequence[ServedPart]) -> list[Any]:
+        return overs(served, self.mix, drafter, self.workload, self.training_tokens)
+
+    def limit_words(self) -> str:
+        known = {"max_parameters": self.limits.max_parameters, "max_memory": self.limits.max_memory_bytes}
+        asked = {name: getattr(self.mix.limits, name) for name in self.mix.limits.__dataclass_fields__}
+        return ", ".join(f"{name}={value:g}" for name, value in {**known, **asked}.items() if value is not None)
+
+    # -- the same, changed -----------------------------------------------------------------------------------------------------
+
+    def with_latency(self, latency: Latency) -> Scorer:
+        return self._again(self._base.with_latency(latency))
+
+    def with_coverage(self, coverage: VocabularyCoverage) -> Scorer:
+        return self._again(self._base.with_coverage(coverage))
+
+    def _again(self, base: Scorer) -> Scorer:
+        changed = MixScorer(base.with_acceptance(self.acceptance), self.mix, self.device)
+        changed.context = replace(self.context, coverage=changed.context.coverage)
+        changed.known_families = self.known_families
+        return changed
+
+    def with_acceptance(self, acceptance: AcceptanceEstimator, context: AcceptanceContext | None = None) -> Scorer:
+        changed = super().with_acceptance(acceptance, context)
+        assert isinstance(changed, MixScorer)
+        changed._served = None
+        return changed
+
+    def with_families(self, known: Mapping[str, FamilyAcceptance]) -> Scorer:
+        changed = super().with_families(known)
+        assert isinstance(changed, MixScorer)
+        changed._served = None
+        return changed
+
+    def with_gammas(self, gammas: Sequence[int]) -> MixScorer:
+        """The same with these gammas to choose from."""
+        base = copy.copy(self._base)
+        base.gammas = tuple(gammas)
+        changed = self._again(base)
+        assert isinstance(changed, MixScorer)
+        return changed
+
+
+def _filled(part: LoadPart, temperature: float, domain: str) -> LoadPart:
+    """The part with what is asked elsewhere where it says nothing."""
+    return replace(
+        part,
+        temperature=temperature if part.temperature is None else part.temperature,
+        domain=part.domain or domain,
+    )
+
+
+def _at(workload: Any, part: LoadPart) -> Any:
+    return replace(workload, context_len=part.context)
+
+
+def _part_score(each: ServedPart) -> PartScore:
+    best, plain = each.best, each.plain
+    return PartScore(
+        name=each.part.name, weight=each.part.weight, context=each.context, running=best.running, gamma=each.gamma,
+        alpha=each.alpha, tau=each.tau if each.gamma else 1.0, speedup=each.speedup, tpot_s=best.tpot_s,
+        plain_tpot_s=plain.tpot_s, ttft_s=best.ttft_s, tokens_per_s=best.tokens_per_s, plain_tokens_per_s=plain.tokens_per_s,
+    )  # fmt: skip
