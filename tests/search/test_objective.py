@@ -20,7 +20,7 @@ from archsearch.workload import Workload
 DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=8192)
 FIELDS = (
     "rank architecture parameters gamma alpha tau draft_s decode_s verify_s speedup tpot_s kv_bytes_per_token break_even_alpha"
-    " round_s host_s bound engine engine_version family drafter assumed"
+    " round_s host_s bound engine engine_version family drafter assumed mix"
 ).split()
 
 
