@@ -135,7 +135,7 @@ class DraftTrainer:
             seed=seed,
             dtype=torch.float32,
         )
-        return draft.to(self.device), vocabulary
+        return draft.to(self.device), vocabulary  # type: ignore[arg-type]
 
     def train_short(
         self, arch: Architecture, tokens: int, seed: int = 0, label: str = "", *, limit_s: float | None = None

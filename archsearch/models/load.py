@@ -39,7 +39,7 @@ def load_target(ref: TargetRef, dtype: torch.dtype | str, device: str = "cpu") -
                 f"cannot load the weights of target {ref.name!r} from {source}: {str(error).strip().splitlines()[0]}"
             ) from error
     try:
-        model = model.to(device)
+        model = model.to(device)  # type: ignore[arg-type]
     except torch.OutOfMemoryError as error:
         needed = weight_bytes(ref.architecture, torch_dtype(dtype).itemsize) / 2**30
         raise ArchsearchError(

@@ -232,7 +232,8 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
     texts, end_ids, more = written_text(request, target, tokenizer, prompts)
     notes += [f"prompts: {source}", *more]
     if draft.ref.folder is not None:
-        model = load_draft(draft.ref.folder, request.dtype).to(best_device(draft.ref, request.dtype))
+        model = load_draft(draft.ref.folder, request.dtype)
+        model.to(best_device(draft.ref, request.dtype))  # type: ignore[arg-type]
     else:
         model = load_target(draft.ref, request.dtype, best_device(draft.ref, request.dtype))[0]
     with ProgressLine("measure") as line:

@@ -33,7 +33,7 @@ def held_by_grid(
     one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
     size, mine = workload.dtype_bytes, grid.sharded(facts.ranks_of_draft(workload))
     alone = memory_bytes(target, None, one)
-    room = usable_bytes(device, workload.memory_fraction) - activation_bytes(target, one)
-    room = room - alone.weight_bytes - mine.parameters() * size
+    empty = usable_bytes(device, workload.memory_fraction) - activation_bytes(target, one)
+    room = empty - alone.weight_bytes - mine.parameters() * size
     per_request = alone.kv_bytes + mine.kv_cache_bytes(one.context_len, size)
     return np.maximum(0, room // np.maximum(per_request, 1)).astype(np.int64)

@@ -19,6 +19,7 @@ from archsearch.acceptance.terms import usual_tokens
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
@@ -51,7 +52,7 @@ class MixScorer(Scorer):
         self.mix, self.device = replace(mix, parts=tuple(_filled(part, *asked) for part in mix.parts)), device
         mix, self.main = self.mix, self.mix.main
         base = replace(scorer.workload, memory_fraction=mix.memory_fraction)
-        self._held_alone = {part: held_by(scorer.latency.facts, scorer.target, device, _at(base, part), None)
+        self._held_alone = {part: held_by(engine_facts(scorer.latency.engine), scorer.target, device, _at(base, part), None)
                             for part in mix.parts}  # fmt: skip
         for part in mix.parts:
             held = self._held_alone[part]
@@ -119,7 +120,7 @@ class MixScorer(Scorer):
         return found
 
     def _held(self, drafter: Drafter, part: LoadPart) -> int | None:
-        return held_by(self.latency.facts, self.target, self.device, _at(self.workload, part), drafter)
+        return held_by(engine_facts(self.latency.engine), self.target, self.device, _at(self.workload, part), drafter)
 
     def _single(self, served: Sequence[ServedPart]) -> Scorer:
         """The heaviest part alone, at the gamma that is best there."""

@@ -30,8 +30,9 @@ class Batch:
         """The same batch with its tensors on `device`."""
         if self.input_ids.device == device:
             return self
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)})
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)}
+        return replace(self, **moved)
 
 
 def make_batch(sequences: Sequence[CachedSequence]) -> Batch:

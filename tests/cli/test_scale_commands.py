@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 def commands() -> list[list[str]]:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if "archsearch " in line]
-    return [shlex.split(line[line.rindex("archsearch ") :])[1:] for line in lines]
+    return [shlex.split(line[line.rindex("archsearch ") :], comments=True)[1:] for line in lines]
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: " ".join(command[:3]))
