@@ -15,11 +15,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from archsearch.files import read_json, write_json
 from archsearch.progress import ProgressLine
-from archsearch.text.settings import Writing
+from archsearch.text.settings import Writing, progress_words
 from archsearch.training.data_plan import Supply
 
 if TYPE_CHECKING:
@@ -272,14 +272,11 @@ class Growth:
     def _cached(self, folder: str, prompts: Sequence[EncodedPrompt], writing: Writing, budget_s: float) -> TextCache:
         from archsearch.text.generate import write_answers
 
-        def words(p: dict[str, Any]) -> str:
-            return f"{p['what']}: {p['done']} of {p['total']} prompts, {p['tokens']} tokens, {p['tokens_per_s']:.0f}/s"
-
         begin, before = time.monotonic(), self.tokens(folder)
         with ProgressLine("target writes more training text") as line:
             cache = write_answers(
                 self.texts.writer(), self.texts.target.tokenizer, prompts, cache_dir=self.texts.folder / folder,
-                writing=writing, budget_s=budget_s, progress=lambda p: line(words(p), p["seconds"], budget_s),
+                writing=writing, budget_s=budget_s, progress=lambda p: line(progress_words(p), p["seconds"], budget_s),
             )  # fmt: skip
         self.timed(before, self.tokens(folder), time.monotonic() - begin)
         return cache

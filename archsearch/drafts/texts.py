@@ -19,7 +19,7 @@ from archsearch.files import read_json, write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.progress import ProgressLine, say
 from archsearch.text.prompt_set import PromptSet
-from archsearch.text.settings import Writing
+from archsearch.text.settings import Writing, progress_words
 from archsearch.text.supply import poor_text
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RunTexts:
                 cache_dir=self.folder / "text",
                 writing=Writing(self.answer_tokens),
                 budget_s=budget_s,
-                progress=lambda p: line(_words(p), p["seconds"], budget_s),
+                progress=lambda p: line(progress_words(p), p["seconds"], budget_s),
             )
         self.growth.timed(before, self.growth.tokens("text"), time.monotonic() - begin)
         for words in poor_text(self.prompts.train, self._caches["text"].sequences):
@@ -160,7 +160,7 @@ class RunTexts:
                     cache_dir=folder,
                     writing=Writing(self.answer_tokens),
                     budget_s=budget_s,
-                    progress=lambda p: line(_words(p), float(p["done"]), float(p["total"])),
+                    progress=lambda p: line(progress_words(p), float(p["done"]), float(p["total"])),
                 )
             write_json(folder / "done.json", {"tokens": cache.written_tokens})
             self._caches["heldout"] = cache
@@ -195,7 +195,3 @@ class RunTexts:
             best = max(best, float(heldout[kept].sum() / heldout.sum()))
             shares.append((size, best))
         return VocabularyCoverage((*shares, (len(heldout), 1.0)))
-
-
-def _words(p: dict[str, Any]) -> str:
-    return f"{p['what']}: {p['done']} of {p['total']} prompts, {p['tokens']} tokens, {p['tokens_per_s']:.0f}/s"

@@ -74,3 +74,8 @@ def kv_tokens(target: Any, limits: BatchLimits) -> int:
 def prefill_tokens(target: Any, limits: BatchLimits) -> int:
     """Tokens of prompts in one pass."""
     return limits.prefill_tokens or PREFILL_TOKENS.get(target.device.type, PREFILL_TOKENS["cuda"])
+
+
+def progress_words(p: dict[str, Any]) -> str:
+    """A line of progress, for people."""
+    return f"{p['what']}: {p['done']} of {p['total']} answered, {p['tokens']} tokens, {p['tokens_per_s']:.0f}/s"
