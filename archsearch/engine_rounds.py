@@ -42,7 +42,8 @@ class RoundCosts:
 
     GPU: `round_s` + gamma `token_s` + batch (`sequence_s` + (gamma + 1) `row_s`).
     Host: `host_round_s` + gamma (`host_token_s` + draft layers x
-    `host_layer_s`) + target layers x `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph.
+    `host_layer_s`) + target layers x `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph;
+    gamma `host_scatter_s` where a trimmed head's logits are written into rows of the whole vocabulary, launch by launch.
 
     Of drafters that do not propose in every round (n-gram, suffix): `padded`: they are filled up to gamma for every sequence,
     so each round verifies all of them; else `ragged_layer_s`: the host's time for a layer of the target where sequences verify
@@ -72,6 +73,7 @@ class RoundCosts:
     padded: bool = False
     ragged_layer_s: Estimate = _ZERO
     waits_s: Estimate = _ZERO
+    host_scatter_s: Estimate = _ZERO
 
     def first_pass_tokens(self, gamma: int) -> int:
         """Tokens per sequence that the draft's first pass of a round reads."""
@@ -127,6 +129,7 @@ class EngineRounds:
     without_graphs: str = ""
     remedy: tuple[str, Mapping[str, str]] | None = None
     source: str = ""
+    fuses_reduces: bool = False  # an all-reduce and the norm after it are one kernel, where the GPU has it
     measured: int = 0  # rounds of the profile that the costs were fitted to
 
     def label(self) -> str:
@@ -182,6 +185,7 @@ def round_costs(name: str) -> RoundCosts:
         padded=row.get("padded", False),
         ragged_layer_s=_ms(row.get("ragged_layer")),
         waits_s=_ms(row.get("waits")),
+        host_scatter_s=_ms(row.get("host_scatter")),
         row_s=_ms(row.get("row")),
         row_token_s=_ms(row.get("row_token")),
         expands=bool(row.get("expands", False)),
@@ -290,7 +294,17 @@ def _resolved(
         without_graphs=str(row.get("why", "")),
         remedy=remedy,
         source=_table()["versions"][engine]["source"],
+        fuses_reduces=_fuses_reduces(engine, version, options),
     )
+
+
+def _fuses_reduces(engine: str, version: str, options: Mapping[str, str]) -> bool:
+    """Whether the version with these switches runs an all-reduce and the norm after it as one kernel."""
+    known = _table()["fused_reduces"].get(engine)
+    if known is None:
+        return False
+    default = parse_version(engine, version) >= Version(str(known["since"]))
+    return options.get(known.get("option", ""), "1" if default else "0") == "1"
 
 
 def plain_costs(engine: str, version: str) -> PlainCosts:

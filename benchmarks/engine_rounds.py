@@ -9,6 +9,9 @@ what its source says of tau is taken only for the speed-up. What a round adds is
 out`): wide beliefs first (BELIEFS, from reading the engines' code), then least squares of ln(predicted / measured). `before` is
 what archsearch 0.2.0 said (kernels and one host term for each step), on the kernels of today. Rows that are no rounds of a
 dense model on a GPU whose kernels are known are left out by name.
+
+Median gaps between chunks are those of a median step. Under load that step reads prompts too (PROMPTS): in a closed loop of
+`batch` requests, batch x tau / answer prompts arrive while a round runs, at random, and the median of that many is put into it.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from archsearch.architecture.published_heads import head_for
 from archsearch.engine_rounds import MACHINE_STD, RoundCosts, plain_costs, round_costs
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.latency.composed import Part
 from archsearch.latency.rounds import Passes, round_time
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.latency import choose_latency
@@ -87,6 +91,12 @@ CLASSES: Final = {  # (engine, kind of drafter, its graphs, scheduling) as the s
     ("vLLM", "eagle", "none", "sync, unpadded"): "vllm-head-serial",
     ("SGLang", "standalone", "full graph", "sync (spec v1)"): "sglang-sync",
     ("SGLang", "dflash", "full graph", "overlap"): "sglang-overlap",
+}
+SERVED: Final = "0.15.0"  # of vLLM, for how ranks wait at all-reduces: none of the rows fuses them with norms
+BENCH: Final = "github tomasruizt/vllm-scripts results/full-bench-data.parquet"
+PROMPTS: Final = {  # mean tokens of a prompt and of an answer, from the logs of that source (InstructCoder, 256 tokens at most)
+    (BENCH, "Qwen3-32B"): (148, 200),
+    (BENCH, "Llama-3.3-70B-Instruct"): (174, 146),
 }
 VERSIONS: Final = {"vllm-head-serial": ("vllm", "0.10.0"), "vllm": ("vllm", "0.15.0"), "sglang": ("sglang", "0.5.9")}
 
@@ -185,7 +195,7 @@ def left_out(line: Mapping[str, str]) -> str:
 @cache
 def latency(device: str) -> Any:
     """The latency model that a user of the device gets: its own kernels, or a relative's carried over."""
-    asked = WorkloadRequest(gpu=device, dtype="bfloat16", tensor_parallel=1, engine="vllm")
+    asked = WorkloadRequest(gpu=device, dtype="bfloat16", tensor_parallel=1, engine="vllm", engine_version=SERVED)
     return choose_latency(asked, resolve_target("llama-3.2-1b").architecture)[0].latency
 
 
@@ -193,15 +203,41 @@ def architecture(name: str) -> Architecture:
     return GEMMA[name] if name in GEMMA else resolve_target(MODELS[name]).architecture
 
 
-def passes_of(row: Row, first_tokens: int) -> Passes:
-    """The GPU's passes of a row's round, with nothing that an engine adds."""
+def prompts_of(row: Row, tau: float | None) -> list[Part]:
+    """The prompts that the median step reads beside its requests: the median of a Poisson number (see PROMPTS)."""
+    if (row.source, row.target) not in PROMPTS or not tau:
+        return []
+    tokens, answer = PROMPTS[row.source, row.target]
+    mean, count = row.batch * tau / answer, 0
+    chance = below = math.exp(-mean)
+    while below < 0.5:
+        count += 1
+        chance *= mean / count
+        below += chance
+    return [Part(count, tokens, 0, 1)] if count else []
+
+
+def step_s(row: Row, arch: Architecture, part: Part, prompts: Sequence[Part]) -> Estimate:
+    """A pass of `arch` over the row's requests, and over `prompts` in the same step."""
+    model = latency(row.device)
+    if prompts:
+        found: Estimate = model.composed_.step_s(arch, [part, *prompts], row.ranks)
+    else:
+        shape = {"batch": part.batch, "tokens": part.tokens, "context": part.context, "logits": part.logits}
+        found = model.forward_s(arch, ranks=row.ranks, **shape)
+    return found
+
+
+def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
+    """The GPU's passes of a row's round, with nothing that an engine adds; a head's own reading of prompts is left out."""
     model, target = latency(row.device), architecture(row.target)
-    verify = model.forward_s(target, batch=row.batch, tokens=row.gamma + 1, context=row.context, ranks=row.ranks)
+    read = prompts_of(row, row.tau) if prompts else []
+    verify = step_s(row, target, Part(row.batch, row.gamma + 1, row.context), read)
     if row.kind in ("draft_model", "standalone"):
         draft = architecture(row.draft)
-        shape: dict[str, Any] = {"batch": row.batch, "context": row.context, "ranks": row.ranks, "logits": 1}
-        first = model.forward_s(draft, tokens=first_tokens, **shape)
-        later, layers = model.forward_s(draft, **shape), draft.num_hidden_layers
+        first = step_s(row, draft, Part(row.batch, first_tokens, row.context, 1), read)
+        later = step_s(row, draft, Part(row.batch, 1, row.context, 1), [])
+        layers = draft.num_hidden_layers
         reduces = 2 * layers + 1 if row.ranks > 1 else 0
         return Passes(verify, first, later, row.gamma, row.batch, layers, target.num_hidden_layers, reduces)
     head = head_for(MODELS[row.target], row.kind).head  # type: ignore[arg-type]
@@ -212,12 +248,13 @@ def passes_of(row: Row, first_tokens: int) -> Passes:
     if row.kind == "dflash":  # one pass writes the block
         return Passes(verify, first, first, 1, row.batch, layers, target.num_hidden_layers, opening.all_reduces())
     later = model.ops_s(later_step_ops(head, **ops))
-    return Passes(verify, first, later, row.gamma, row.batch, layers, target.num_hidden_layers, opening.all_reduces())
+    sizes = (row.gamma, row.batch, layers, target.num_hidden_layers, opening.all_reduces())
+    return Passes(verify, first, later, *sizes, scattered=row.klass.startswith("vllm") and head.decoder.trimmed)
 
 
 def plain_s(row: Row) -> float:
     """The target's own step, as predicted."""
-    step = latency(row.device).forward_s(architecture(row.target), batch=row.batch, context=row.context, ranks=row.ranks).value
+    step = step_s(row, architecture(row.target), Part(row.batch, 1, row.context), prompts_of(row, 1.0)).value
     return step + plain_costs(*version_of(row.klass)).at(row.batch).value
 
 
@@ -227,7 +264,7 @@ def version_of(klass: str) -> tuple[str, str]:
 
 def before_s(row: Row) -> tuple[float, float]:
     """(round, plain step) as 0.2.0 priced them: kernels, the draft's first pass of one token, the host's time once a step."""
-    passes = passes_of(row, 1)
+    passes = passes_of(row, 1, prompts=False)
     engine = row.klass.partition("-")[0]
     host = (1.0e-4 + 3.4e-5 * row.batch) if engine == "vllm" else (1.0e-4 + 1.7e-5 * row.batch)
     step = latency(row.device).forward_s(architecture(row.target), batch=row.batch, context=row.context, ranks=row.ranks).value

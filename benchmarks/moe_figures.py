@@ -5,8 +5,9 @@
 1. Steps of gpt-oss-120b, Qwen3-235B-A22B-FP8, DeepSeek-V3/R1 and of dense fp8 models, composed out of the kernel tables of
    aiconfigurator-core 0.12.0 (Apache-2.0, Copyright (c) 2025-2026 NVIDIA) of the same GPU and framework, against the time per
    output token in its silicon_sample.csv. As in decode_steps.py, whose rules of prefill and constants are used as they ship;
-   nothing is fitted but, in a second figure, how long ranks wait on servers of 2025-12 and later. Rows marked as calibration
-   there (every tenth) are left out of the figures.
+   nothing is fitted but, in a second figure, how long ranks wait where all-reduce and norm are one kernel. Rows marked as
+   calibration there (every tenth) are left out of the figures. What a server runs is what its engine's source and its published
+   recipe say (`fuses`, `on_blackwell`), by version and model, not what its times say.
 2. Rounds of speculation on MoE targets over plain steps, on the profiles that ship, against published ones: DFlash (arXiv
    2602.06036, table 3) and SpecBundle (SpecForge, data.json; its hardware is not stated: H200 is taken).
 
@@ -34,10 +35,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from packaging.version import Version
+
 sys.path.insert(0, str(Path(__file__).parent))
 import decode_steps as steps
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.catalogue import load
+from archsearch.architecture.ops import Attention, Op
 from archsearch.hardware.device import load_device
 from archsearch.importers.aiconfigurator import import_tables, write_profile
 from archsearch.latency.composed import ComposedPass, constants
@@ -69,8 +73,8 @@ ODD: Final = {
     ("Qwen/Qwen3-32B", "h100_sxm", "vllm"): "aiconfigurator is off by 17 to 139 % too",
     ("Qwen/Qwen3-235B-A22B-FP8", "h200_sxm", "vllm"): "33 to 59 ms at batch 4: eager or untuned",
 }
-RECENT: Final = "2025-12"
-"""From then on ranks wait less for one another (all-reduce and norm in one kernel, tuned all-reduces); see `fitted_wait`."""
+UNFUSED: Final = ("Qwen/Qwen3-32B", "nvidia/Llama-3.1-8B-Instruct-FP8", "meta-llama/Llama-3.1-8B-Instruct")
+"""Models that TensorRT-LLM ran with all-reduce and norm apart: dense Qwen3, Llamas no wider than 4,096 (pull request 6205)."""
 MODULES: Final = ("trtllm", "vllm")  # frameworks with rows of whole MLA blocks
 
 
@@ -81,7 +85,25 @@ class MoeRow(steps.Row):
     entry: str = ""
     expert_ranks: int = 1
     version: str = ""
-    recent: bool = False  # measured from 2025-12 on
+
+    @property
+    def fuses(self) -> bool:
+        """Whether its all-reduces and the norms after them are one kernel.
+
+        vLLM: by default from 0.17 (pull request 34299), before that on B200 by the recipes of InferenceX, whose servers these are
+        (pull requests 3 and 789, issue 798: pass_config). TensorRT-LLM: Qwen3's experts in 0.20 already, gpt-oss, DeepSeek, and
+        Llamas wider than 4,096 from 2025-08 on (pull request 6205).
+        """
+        if self.backend == "vllm":
+            version = re.match(r"\d+(\.\d+)+", self.version)
+            return self.system == "b200_sxm" or (version is not None and Version(version.group()) >= Version("0.17"))
+        return self.backend == "trtllm" and self.model not in UNFUSED
+
+    @property
+    def on_blackwell(self) -> bool:
+        """gpt-oss on B200: an 8-bit cache (InferenceX issue 798 of vLLM, pull request 110 of TensorRT-LLM), and MXFP4 weights
+        times 8-bit activations under vLLM as well (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8; pull request 789)."""
+        return self.system == "b200_sxm" and self.entry.startswith("gpt-oss")
 
     @property
     def arch(self) -> Architecture:
@@ -190,7 +212,6 @@ def _row(line: dict[str, str], group: str) -> MoeRow:
         GROUPS[group][line["model_path"]],
         int(_number(line["moe_ep_size"])) if group != "fp8-dense" else 1,
         line["backend_version"],
-        (re.findall(r"measured=(\d{4}-\d\d)", line["silicon_data_source"]) or [""])[0] >= RECENT,
     )
 
 
@@ -215,9 +236,40 @@ EXPERTS: Final = {
 }
 
 
+class EightBitCache(ComposedPass):
+    """16-bit weights over a cache in 8 bits."""
+
+    def __init__(self, profile: Profile, dtype: str, mode: str) -> None:
+        super().__init__(profile, dtype, mode)
+        self._cache = ComposedPass(profile, "float8_e4m3fn", mode)
+
+    def op_s(self, op: Op) -> tuple[float, float]:
+        return self._cache.op_s(op) if isinstance(op, Attention) else super().op_s(op)
+
+
 @cache
-def passes(systems: Path, kept: Path | None, system: str, backend: str, dtype: str) -> ComposedPass:
-    """What composes steps from the tables of a GPU and framework."""
+def passes(systems: Path, kept: Path | None, system: str, backend: str, dtype: str, blackwell: bool = False) -> ComposedPass:
+    """What composes steps from the tables of a GPU and framework; `blackwell` as `MoeRow.on_blackwell`.
+
+    vLLM's table of B200 has MXFP4 experts with 16-bit activations only. The kernel with 8-bit ones is FlashInfer's, which SGLang
+    calls too: its rows with 16-bit activations are those of vLLM to within a few per cent, so its others are taken.
+    """
+    profile = tables(systems, kept, system, backend)
+    if not blackwell:
+        return ComposedPass(profile, dtype, "graph")
+    if backend == "vllm":
+        theirs = [row for row in tables(systems, kept, system, "sglang").rows.values() if is_mxfp4(row)]
+        profile.rows = {key: row for key, row in profile.rows.items() if not is_mxfp4(row)}
+        profile.add(theirs)
+    return EightBitCache(profile, dtype, "graph")
+
+
+def is_mxfp4(row: Measurement) -> bool:
+    return row.kind == "experts" and row.sizes()["format"] == "mxfp4"
+
+
+def tables(systems: Path, kept: Path | None, system: str, backend: str) -> Profile:
+    """The rows of a GPU and framework that these models can need; imported once where they are kept."""
     folder = kept / f"{system}-{backend}" if kept else None
     if folder is not None and (folder / "profile.json").is_file():
         profile = Profile.load(folder)
@@ -228,7 +280,7 @@ def passes(systems: Path, kept: Path | None, system: str, backend: str, dtype: s
         if folder is not None:
             write_profile(profile, folder)
     profile.rows = {key: row for key, row in profile.rows.items() if near(row)}
-    return ComposedPass(profile, dtype, "graph")
+    return profile
 
 
 def host_costs(row: MoeRow) -> steps.HostCosts:
@@ -243,16 +295,16 @@ def predict(rows: Sequence[MoeRow], systems: Path, kept: Path | None) -> list[tu
     """Each row with its terms and its predicted seconds per token."""
     found = []
     for row in sorted(rows, key=lambda row: (row.system, row.backend)):
-        terms = steps.server_terms(passes(systems, kept, row.system, row.backend, row.dtype), row)
-        sync_s = constants()["graph"]["sync_s"]
+        terms = steps.server_terms(passes(systems, kept, row.system, row.backend, row.dtype, row.on_blackwell), row)
+        sync_s = constants()["graph"]["fused_sync_s" if row.fuses else "sync_s"]
         found.append((row, terms, terms.tpot_s(steps.Constants(sync_s, {row.backend: host_costs(row)}))))
     return found
 
 
 def fitted_wait(found: Sequence[tuple[MoeRow, steps.Terms, float]]) -> float:
-    """Seconds per all-reduce with the smallest mean relative error over the recent calibration rows; as shipped without any."""
-    rows = [(row, terms) for row, terms, _ in found if row.calibrates and row.recent]
-    shipped = float(constants()["graph"]["sync_s"])
+    """Seconds per fused all-reduce with the smallest mean relative error over its calibration rows; as shipped without any."""
+    rows = [(row, terms) for row, terms, _ in found if row.calibrates and row.fuses]
+    shipped = float(constants()["graph"]["fused_sync_s"])
     if len(rows) < 5:
         return shipped
 
@@ -264,18 +316,18 @@ def fitted_wait(found: Sequence[tuple[MoeRow, steps.Terms, float]]) -> float:
 
 
 def end_to_end(group: str, systems: Path, kept: Path | None) -> dict[str, Any]:
-    """Figures of a group as shipped and with the fitted wait of recent servers; its rows; what was left out."""
+    """Figures of a group as shipped and with the wait at fused all-reduces fitted to it; its rows; what was left out."""
     rows, left = read_group(systems / "silicon_sample.csv", group)
     found = predict(rows, systems, kept)
-    shipped, wait_s = float(constants()["graph"]["sync_s"]), fitted_wait(found)
+    shipped, wait_s = float(constants()["graph"]["fused_sync_s"]), fitted_wait(found)
     result = _figures([(row, seconds) for row, _, seconds in found if not row.calibrates])
-    less = [(row, seconds + terms.waits * (wait_s - shipped) * row.recent) for row, terms, seconds in found if not row.calibrates]
+    less = [(row, seconds + terms.waits * (wait_s - shipped) * row.fuses) for row, terms, seconds in found if not row.calibrates]
     goal = GOALS.get(group)
     return {
         "goal": goal,
         "reached": None if goal is None else result["median_absolute_error"] <= goal,
         "figures": result,
-        "wait_s_of_recent_servers": wait_s,
+        "fitted_wait_s": wait_s,
         "figures_with_that_wait": _figures(less),
         "left_out": dict(left),
         "calibration_rows": [row.id for row, _, _ in found if row.calibrates],
@@ -287,7 +339,7 @@ def end_to_end(group: str, systems: Path, kept: Path | None) -> dict[str, Any]:
                 "decode_s": terms.decode_s,
                 "prefill_s": terms.prefill_s,
                 "waits": terms.waits,
-                "recent": row.recent,
+                "fuses": row.fuses,
             }
             for row, terms, seconds in found
         ],
@@ -406,7 +458,7 @@ def text(result: dict[str, Any]) -> str:
         lines.append(f"{group}: {figures['rows']} rows, TPOT {errors}, within 10 % {figures['within_10_percent']:.0%}")
         less = found["figures_with_that_wait"]
         lines.append(
-            f"  with {1e6 * found['wait_s_of_recent_servers']:.1f} us a wait on servers from {RECENT} on: median error "
+            f"  with {1e6 * found['fitted_wait_s']:.1f} us a wait where norms are fused, as calibration rows say: median error "
             f"{less['median_absolute_error']:.1%}, bias {less['bias']:+.1%}"
         )
         for by in ("by_server", "by_ranks", "by_concurrency"):

@@ -44,6 +44,7 @@ def test_a_class_is_whole_used_and_says_where_it_comes_from(name: str) -> None:
         "row",
         "row_token",
         "expands",
+        "host_scatter",
         *COSTS,
         *lookups,
     }
@@ -181,6 +182,23 @@ def test_vllm_0_15_refuses_independent_drafts_with_asynchronous_scheduling() -> 
     with pytest.raises(ArchsearchError, match=r"vllm 0\.15\.1 does not run such drafts: 0\.15 refuses asynchronous"):
         engine_rounds("vllm", "0.15.1", {"async_scheduling": "1"})
     assert rounds("vllm", "0.16.0", async_scheduling="1").costs.name == "vllm-none-async"
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "options", "fused"),
+    [
+        ("vllm", "0.16.0", {}, False),
+        ("vllm", "0.16.0", {"fuse_allreduce_rms": "1"}, True),
+        ("vllm", "0.17.0", {}, True),
+        ("vllm", "0.33.0", {"fuse_allreduce_rms": "0"}, False),
+        ("tensorrt-llm", "1.0", {}, False),
+        ("tensorrt-llm", "1.3.0", {}, True),
+        ("sglang", "0.5.23", {}, False),
+        ("transformers", "5.23.0", {}, False),
+    ],
+)
+def test_who_runs_an_all_reduce_and_a_norm_as_one_kernel(engine: str, version: str, options: dict[str, str], fused: bool) -> None:
+    assert rounds(engine, version, **options).fuses_reduces is fused
 
 
 def test_switches_are_checked() -> None:

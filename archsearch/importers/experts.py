@@ -26,8 +26,11 @@ from archsearch.workload import DTYPE_BYTES
 
 MOE_DTYPES: Final = {"bfloat16": {"bfloat16": "", "w4a16_mxfp4": "mxfp4"}, "float8_e4m3fn": {"fp8_block": ""}}
 """Labels of the table and the experts' own format, by the dtype of the pass. Per-tensor fp8 is the badly tuned one."""
-BLACKWELL_TRTLLM: Final = {"bfloat16": {"bfloat16": "", "w4a8_mxfp4_mxfp8": "mxfp4"}, "float8_e4m3fn": {"fp8_block": ""}}
-"""On Blackwell TensorRT-LLM multiplies MXFP4 weights with 8-bit activations; its kernels for 16-bit ones reach 18 % there."""
+BLACKWELL: Final = {"bfloat16": {"bfloat16": "", "w4a8_mxfp4_mxfp8": "mxfp4"}, "float8_e4m3fn": {"fp8_block": ""}}
+"""On Blackwell TensorRT-LLM and SGLang (flashinfer_mxfp4_moe_precision=default) multiply MXFP4 weights with 8-bit activations;
+TensorRT-LLM's kernels for 16-bit ones reach 18 % there. vLLM does so where VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 is set; its table
+has the 16-bit ones."""
+EIGHT_BIT_FRAMEWORKS: Final = ("trtllm", "sglang")
 GPT_OSS_HIDDEN: Final = 2880  # the only models whose experts are served in MXFP4 by that kernel
 GROUPED: Final = (7168, 256)  # hidden size and experts of models routed by groups
 LEAST_SHARE: Final = 0.35  # of the memory's bandwidth, in the slope of time over experts touched
@@ -93,7 +96,7 @@ def touched_by_rule(distribution: str, experts: int, top_k: int, tokens: int, ra
 def formats_of(device: Device, dtype: str, framework: str) -> Mapping[str, str]:
     """The experts' own format by label of the table, of the labels that `framework` serves on `device` in a pass in `dtype`."""
     blackwell = str(device.compute_capability or "").startswith("1")
-    return (BLACKWELL_TRTLLM if blackwell and framework == "trtllm" else MOE_DTYPES).get(dtype, {})
+    return (BLACKWELL if blackwell and framework in EIGHT_BIT_FRAMEWORKS else MOE_DTYPES).get(dtype, {})
 
 
 def wanted(columns: Mapping[str, Sequence[Any]], dtype: str, framework: str, device: Device, compact: bool) -> list[int]:

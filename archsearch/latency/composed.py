@@ -8,13 +8,14 @@ two, so the layers take the longer of device time and host time. The host time i
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import yaml
@@ -34,6 +35,7 @@ from archsearch.architecture.ops import (
     layer_ops,
     sample_op,
 )
+from archsearch.engine_rounds import EngineRounds
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.ops import OpModel
@@ -41,6 +43,7 @@ from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
 
 SHARED: Final = 0.5  # share of an op's error variance that all ops of its kind in a table have in common
+FUSES_FROM: Final = 9.0  # compute capability from which engines have one kernel for an all-reduce and the norm after it
 GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "head", "step")
 
 
@@ -105,6 +108,13 @@ class ComposedPass:
         self._rest = ops("bfloat16") if dtype == "float8_e4m3fn" else self._gemm
         self._eager_reduce = _eager_all_reduce(profile)
         self._constants = constants()
+        self.wait = all_reduce_wait(None, None)
+
+    def waiting(self, wait: Estimate) -> Self:
+        """The same with another wait at an all-reduce (`all_reduce_wait`)."""
+        changed = copy.copy(self)
+        changed.wait = wait
+        return changed
 
     def op_s(self, op: Op) -> tuple[float, float]:
         """Seconds and relative std of one kernel on the device."""
@@ -194,9 +204,9 @@ class ComposedPass:
 
     def _graph_step(self, ops: PassOps) -> tuple[float, float]:
         known = self._constants["graph"]
-        waiting = known["sync_s"] * sync_waits(ops.all_reduces(), ops.ranks)
-        value = known["pass_s"] + ops.layers * known["layer_s"] + waiting
-        return value, math.hypot(known["pass_std_s"], ops.layers * known["layer_std_s"], known["sync_relative_std"] * waiting)
+        waits = sync_waits(ops.all_reduces(), ops.ranks)
+        value = known["pass_s"] + ops.layers * known["layer_s"] + self.wait.value * waits
+        return value, math.hypot(known["pass_std_s"], ops.layers * known["layer_std_s"], self.wait.std * waits)
 
     def _eager_step(self, ops: PassOps, device: dict[str, tuple[float, float]]) -> tuple[float, float]:
         """What the host takes beyond the device, layers and the rest apart."""
@@ -214,6 +224,17 @@ class ComposedPass:
         if rows is None:
             return float(self._constants["eager"]["all_reduce_s"])
         return math.exp(float(np.interp(math.log(op.elements), rows[0], rows[1])))
+
+
+def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None) -> Estimate:
+    """Seconds that ranks wait at an all-reduce of a graph, as the engine of `rounds` runs it on such a GPU; see `sync_waits`.
+
+    Less where the norm after it is in the same kernel, which runs on Hopper and newer (compute capability 9).
+    """
+    known = constants()["graph"]
+    if rounds is not None and rounds.fuses_reduces and float(compute_capability or 0.0) >= FUSES_FROM:
+        return Estimate(known["fused_sync_s"], known["fused_sync_std_s"], "published")
+    return Estimate(known["sync_s"], known["sync_relative_std"] * known["sync_s"], "published")
 
 
 def sync_waits(all_reduces: Any, ranks: int) -> Any:

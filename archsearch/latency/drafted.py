@@ -87,7 +87,9 @@ def _drafting(
         rounds = running(latency.rounds, drafter.rounds)
         reduces = plan.first.all_reduces() if plan.first is not None else 0
         layers = target.num_hidden_layers
-        return round_time(rounds.costs, Passes(verify, first, later, launched, workload.batch_size, plan.layers, layers, reduces))
+        scattered = latency.facts.scattered_head and drafter.has_layers and drafter.architecture.trimmed
+        sizes = (launched, workload.batch_size, plan.layers, layers, reduces)
+        return round_time(rounds.costs, Passes(verify, first, later, *sizes, scattered=scattered))
     value, std = first.value + plan.steps * later.value, first.std + plan.steps * later.std
     value += launched * plan.layers * latency.added_layer_s(target)
     return summed(Estimate(value, std, first.source), verify, latency.added_s(target, workload, launched))

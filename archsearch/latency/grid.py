@@ -167,7 +167,7 @@ def _roofline(latency: RooflineLatency, grid: ShapeGrid, ranks: int, passes: Seq
             value = part.layers_s(grid, bodies) + part.ends_s(bodies)
             reduces = layers * part.reduces + part.reduces_ends
             if graph:
-                value = value + constants()["graph"]["sync_s"] * sync_waits(reduces, ranks)
+                value = value + latency.wait.value * sync_waits(reduces, ranks)
             elif latency.device.kind == "gpu":
                 value = np.maximum(value, latency._host_s(layers, reduces))
             found.append(value)
@@ -200,7 +200,7 @@ def _composed(model: ComposedPass, grid: ShapeGrid, ranks: int, passes: Sequence
             reduces = layers * part.reduces + part.reduces_ends
             if graph:
                 own = constants()["graph"]
-                step = own["pass_s"] + layers * own["layer_s"] + own["sync_s"] * sync_waits(reduces, ranks)
+                step = own["pass_s"] + layers * own["layer_s"] + model.wait.value * sync_waits(reduces, ranks)
             else:
                 own = constants()["eager"]
                 host = layers * (own["layer_s"] + reduce_s[bodies, None, None, None])
@@ -292,7 +292,7 @@ def _on_top(
     head_m = m if part.logits is None else part.batch * part.logits
     inside = priced(AllReduce(m * grid.hidden_size, ranks), reduce)  # type: ignore[arg-type]
     outside = priced(AllReduce(head_m * grid.head_rows() // 2, ranks), reduce)  # type: ignore[arg-type]
-    waiting = constants()["graph"]["sync_s"] * sync_waits(2 * layers + 2, ranks) if model.mode == "graph" else 0.0
+    waiting = model.wait.value * sync_waits(2 * layers + 2, ranks) if model.mode == "graph" else 0.0
     return lambda bodies: (2 * layers + 1) * inside[bodies, None, None, None] + outside + waiting + chosen
 
 

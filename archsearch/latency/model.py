@@ -41,7 +41,7 @@ from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.attention import serving_attention
-from archsearch.latency.composed import ComposedPass, Part, composable, constants, sync_waits
+from archsearch.latency.composed import ComposedPass, Part, all_reduce_wait, composable, constants, sync_waits
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.fitted_passes import GROUPS, MIN_ROWS, Array, FittedPasses, asked_pass
 from archsearch.latency.measured_rounds import with_measured_rounds
@@ -102,8 +102,10 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
         foreign = self._chooses and mode == "graph" and engine is not None and not self.facts.in_process
         self._attention_std = serving_attention(profile).std if foreign else 0.0
         self.round_fit_: RoundFit | None = None
+        self.wait = all_reduce_wait(None, None)
         if profile.device.get("kind") == "gpu" and engine is not None and not measured:
             self.rounds = rounds or engine_rounds(engine)
+            self._take_wait()
             self.rounds, self.round_fit_ = with_measured_rounds(self, profile)
 
     def _engine_costs(self, vocab_size: int) -> OverheadFit | None:
@@ -183,9 +185,8 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             value, std = value + count * seconds, std + count * seconds * relative
         if self.mode != "graph":
             return Estimate(value, std, "modelled")
-        known = constants()["graph"]
-        waiting = known["sync_s"] * sync_waits(sum(reduces.values()), ranks)
-        return Estimate(value + waiting, math.hypot(std, known["sync_relative_std"] * waiting), "modelled")
+        waits = sync_waits(sum(reduces.values()), ranks)
+        return Estimate(value + self.wait.value * waits, math.hypot(std, self.wait.std * waits), "modelled")
 
     def _other_attention(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
         """No time, but how unsure the attention of a pass is where the engine does not run the kernels that were measured."""
@@ -226,8 +227,24 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
     def _kernels(self) -> ComposedPass | None:
         """What composes a pass of its ops, where this profile has such rows."""
         if self.composed_ is None and self.mode == "graph" and composable(self.profile, self.dtype):
-            return ComposedPass(self.profile, self.dtype, self.mode, self.carried_to)
+            return ComposedPass(self.profile, self.dtype, self.mode, self.carried_to).waiting(self.wait)
         return self.composed_
+
+    def _take_wait(self) -> None:
+        wait = all_reduce_wait(self.rounds, self._compute_capability)
+        if wait == self.wait:
+            return
+        self.wait = wait
+        if self.composed_ is not None:
+            self.composed_ = self.composed_.waiting(wait)
+        self._passes = {}
+        for kept in ("_kernels", "_later_steps"):
+            self.__dict__.pop(kept, None)
+
+    @property
+    def _compute_capability(self) -> str | None:
+        device = self.carried_to
+        return device.compute_capability if device is not None else self.profile.device.get("compute_capability")
 
     def _remember(self, key: tuple[Any, ...], estimate: Estimate) -> Estimate:
         if len(self._passes) > 200_000:

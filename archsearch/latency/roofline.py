@@ -18,7 +18,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
-from archsearch.latency.composed import constants, sync_waits
+from archsearch.latency.composed import all_reduce_wait, constants, sync_waits
 from archsearch.latency.datasheet import datasheet_s
 from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step, verified_rows
 from archsearch.workload import Workload
@@ -39,9 +39,14 @@ class RooflineLatency(LatencyOfRounds):
         self.device, self.dtype, self.mode, self.engine = device, dtype, mode, engine
         self.facts = engine_facts(engine)
         device.peak_flops_per_s(dtype)  # refuses a dtype that the device lacks
-        self._known: dict[tuple[object, ...], Estimate] = {}
+        self._known: dict[tuple[object, ...], Estimate]
         if device.kind == "gpu" and engine is not None:
             self.rounds = rounds or engine_rounds(engine)
+        self._take_wait()
+
+    def _take_wait(self) -> None:
+        self.wait = all_reduce_wait(self.rounds, self.device.compute_capability)
+        self._known = {}
 
     def op_s(self, op: Op) -> float:
         """Seconds of one op on the device."""
@@ -65,7 +70,7 @@ class RooflineLatency(LatencyOfRounds):
         value = sum(count * self.op_s(op) for op, count in ops.items())
         reduces = sum(count for op, count in ops.items() if isinstance(op, AllReduce))
         if self.mode == "graph":
-            value += constants()["graph"]["sync_s"] * sync_waits(reduces, ranks)
+            value += self.wait.value * sync_waits(reduces, ranks)
         elif self.device.kind == "gpu":
             value = max(value, self._host_s(layers, reduces))
         return Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")

@@ -63,6 +63,7 @@ class Passes:
     target_layers: int
     draft_all_reduces: int = 0
     context: int = 0  # tokens in each sequence's cache
+    scattered: bool = False  # the draft's head is trimmed, and its logits are written into rows of the whole vocabulary
 
     @property
     def draft_s(self) -> Estimate:
@@ -108,7 +109,7 @@ def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch
 
 def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
     """Seconds the host needs to launch and sample a round; the machine's speed is part of its std."""
-    token = launch_s(costs, passes.draft_layers, passes.draft_all_reduces)
+    token = launch_s(costs, passes.draft_layers, passes.draft_all_reduces, passes.scattered)
     layers = passes.target_layers * costs.host_target_layer_s.value
     value = costs.host_round_s.value + layers + passes.gamma * token.value
     own = (costs.host_round_s.std, passes.target_layers * costs.host_target_layer_s.std, passes.gamma * token.std)
@@ -132,11 +133,15 @@ def _source(costs: RoundCosts) -> str:
     return "measured" if costs.covariance else "published"
 
 
-def launch_s(costs: RoundCosts, layers: int, all_reduces: int) -> Estimate:
+def launch_s(costs: RoundCosts, layers: int, all_reduces: int, scattered: bool = False) -> Estimate:
     """What the host needs to launch and sample one draft pass."""
     reduces = 0 if costs.graph == "full" else all_reduces
     value = costs.host_token_s.value + layers * costs.host_layer_s.value + reduces * costs.host_all_reduce_s.value
-    own = (costs.host_token_s.std, layers * costs.host_layer_s.std, reduces * costs.host_all_reduce_s.std)
+    value += scattered * costs.host_scatter_s.value
+    own = (
+        costs.host_token_s.std, layers * costs.host_layer_s.std, reduces * costs.host_all_reduce_s.std,
+        scattered * costs.host_scatter_s.std,
+    )  # fmt: skip
     return Estimate(value, math.hypot(*own), "published")
 
 
@@ -191,7 +196,7 @@ def _overlapped(costs: RoundCosts, passes: Passes) -> RoundTime:
 
 
 def _serial(costs: RoundCosts, passes: Passes) -> RoundTime:
-    launch = launch_s(costs, passes.draft_layers, passes.draft_all_reduces)
+    launch = launch_s(costs, passes.draft_layers, passes.draft_all_reduces, passes.scattered)
     target_host = passes.target_layers * costs.host_target_layer_s.value
     extra, more = _extra(costs, passes), passes.gamma - 1
     waits = max(0.0, launch.value - passes.first_s.value) + more * max(0.0, launch.value - passes.later_s.value)
@@ -326,7 +331,11 @@ class LatencyOfRounds:
         """The same latency with another version of its engine, or other switches."""
         changed = copy.copy(self)
         changed.rounds = rounds
+        changed._take_wait()
         return changed
+
+    def _take_wait(self) -> None:
+        """Takes over how long ranks wait at an all-reduce under `rounds`, and forgets what was priced with another wait."""
 
     @property
     def engine_version(self) -> str | None:

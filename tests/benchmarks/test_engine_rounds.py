@@ -45,6 +45,14 @@ def test_every_row_is_taken_or_named() -> None:
     assert len({row.source for row in rows}) >= 7
 
 
+@pytest.mark.parametrize(("batch", "tau", "prompts"), [(1, 2.0, 0), (64, 2.0, 0), (64, 2.3, 1), (128, 2.3, 1), (128, 3.0, 2)])
+def test_the_median_step_under_load_reads_prompts(batch: int, tau: float, prompts: int) -> None:
+    shape = ("vllm-piecewise-sync", "h200", 1, "Qwen3-32B", "d", "draft_model", batch, 6, 400, 0.1, tau, 0.04)
+    read = benchmark.prompts_of(benchmark.Row("x", benchmark.BENCH, *shape), tau)
+    assert [part.batch for part in read] == ([prompts] if prompts else [])  # answers of 200 tokens: batch x tau / 200 on average
+    assert benchmark.prompts_of(benchmark.Row("x", "another", *shape), tau) == []
+
+
 @pytest.fixture
 def made() -> Callable[[dict[str, float]], list[tuple[benchmark.Row, Passes]]]:
     """Rounds made with known constants on three hosts of one speed: drafts of 2 and 28 layers, with graphs and without."""

@@ -49,7 +49,22 @@ def test_twins_and_servers_that_get_quicker_with_load(tmp_path: Path) -> None:
     assert len(kept) == 1 and left["a twin of another row"] == 1 and left["quicker than at a quarter of the concurrency"] == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "fused"),
+    [
+        ({}, True),
+        ({"backend_version": "0.15.1"}, False),
+        ({"backend_version": "0.15.1", "system": "b200_sxm"}, True),  # by its recipe
+        ({"backend_version": ""}, False),
+        ({"backend": "trtllm", "backend_version": "1.0.0rc3"}, True),
+    ],
+)
+def test_which_servers_run_all_reduce_and_norm_as_one_kernel(tmp_path: Path, change: dict[str, str], fused: bool) -> None:
+    (row,), _ = figures.read_group(write(tmp_path / "s.csv", change), "gpt-oss")
+    assert row.fuses is fused and row.on_blackwell is (row.system == "b200_sxm")
+
+
 def test_a_row_knows_its_layout(tmp_path: Path) -> None:
     (row,), _ = figures.read_group(write(tmp_path / "s.csv", {"moe_tp_size": "1", "moe_ep_size": "2"}), "gpt-oss")
-    assert row.recent and row.arch.expert_parallel and row.arch.expert_format == "mxfp4" and row.dtype == "bfloat16"
+    assert row.fuses and row.arch.expert_parallel and row.arch.expert_format == "mxfp4" and row.dtype == "bfloat16"
     assert (row.concurrency, row.ranks, row.device) == (4, 2, "h100-sxm5-80gb")

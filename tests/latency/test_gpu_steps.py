@@ -99,6 +99,11 @@ def test_tensor_parallel_pays_for_all_reduces_and_waiting(build: Callable[..., L
     waiting = constants()["graph"]["sync_s"] * (2 * 6 + 2) * 3 / 4  # two a layer, the embedding and the logits
     assert four["step"][0] - one["step"][0] == pytest.approx(waiting)
     assert four["gemm"][0] > one["gemm"][0] / 4  # kernels have a floor
+    newer = build(device="h100", engine="vllm")  # its all-reduces do the norms too, and its steps are asked again with another version
+    older = newer.with_rounds(engine_rounds("vllm", "0.16.0"))
+    less = (constants()["graph"]["sync_s"] - constants()["graph"]["fused_sync_s"]) * (2 * 6 + 2) * 3 / 4
+    apart = [model.forward_s(TINY, ranks=4).value for model in (newer, older, newer)]
+    assert apart[1] - apart[0] == pytest.approx(less) and apart[0] == apart[2]
     counts = passes.head_counts(TINY, parts, 4)
     assert counts[AllReduce(2 * 512, 4)] == 1 and counts[AllReduce(2 * 32000 // 2, 4)] == 1
 

@@ -12,6 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.engine_rounds import BEYOND, MACHINE_STD, RoundCosts, engine_rounds, round_costs
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import resolve_device
+from archsearch.latency.composed import constants
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.rounds import (
     LatencyOfRounds,
@@ -165,6 +166,27 @@ def test_a_sharded_draft_pays_its_all_reduces() -> None:
     assert [case.draft_all_reduces for case in found] == [0, 33]
     alone, workload = latency(ranks=4, engine="llama.cpp")
     assert alone.round_passes(TARGET, DRAFT, workload, 3, ms(6)).draft_all_reduces == 0, "its draft runs on one device"
+
+
+def test_a_trimmed_heads_logits_cost_the_host_launches_of_their_own() -> None:
+    costs = round_costs("vllm-head-serial")
+    whole, trimmed = (replace(passes(1, gamma=5, step=0.2), scattered=each) for each in (False, True))
+    extra = round_time(costs, trimmed).round_s.value - round_time(costs, whole).round_s.value
+    assert extra == pytest.approx(5 * costs.host_scatter_s.value) and extra > 0  # the host decides every pass there
+    full = round_costs("vllm-head-full")
+    assert round_time(full, trimmed) == round_time(full, whole)
+
+
+@pytest.mark.parametrize(("device", "waits_less"), [("h100", True), ("b200", True), ("a100", False)])
+def test_ranks_wait_less_where_norms_are_in_the_all_reduce(device: str, waits_less: bool) -> None:
+    model = RooflineLatency(resolve_device(device), "bfloat16", "graph", "vllm", engine_rounds("vllm", "0.16.0"))
+    newer = model.with_rounds(engine_rounds("vllm", "0.30.0"))
+    workload = Workload(1, 256, 4, "bfloat16", "graph")
+    known = constants()["graph"]
+    less = (2 * 32 + 2) * 3 / 4 * (known["sync_s"] - known["fused_sync_s"]) * waits_less
+    one, other = (each.verify_s(TARGET, workload, 0).value for each in (model, newer))
+    assert one - other == pytest.approx(less, abs=1e-9)
+    assert newer.with_rounds(engine_rounds("vllm", "0.16.0")).verify_s(TARGET, workload, 0).value == one
 
 
 def test_without_an_engine_nothing_is_told_apart() -> None:
