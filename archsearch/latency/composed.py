@@ -43,7 +43,7 @@ from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
 
 SHARED: Final = 0.5  # share of an op's error variance that all ops of its kind in a table have in common
-FUSES_FROM: Final = 9.0  # compute capability from which engines have one kernel for an all-reduce and the norm after it
+FUSES_ON: Final = ("9", "10")  # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
 GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "head", "step")
 
 
@@ -229,10 +229,10 @@ class ComposedPass:
 def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None) -> Estimate:
     """Seconds that ranks wait at an all-reduce of a graph, as the engine of `rounds` runs it on such a GPU; see `sync_waits`.
 
-    Less where the norm after it is in the same kernel, which runs on Hopper and newer (compute capability 9).
+    Less where the norm after it is in the same kernel, which runs on Hopper and Blackwell of data centres.
     """
     known = constants()["graph"]
-    if rounds is not None and rounds.fuses_reduces and float(compute_capability or 0.0) >= FUSES_FROM:
+    if rounds is not None and rounds.fuses_reduces and (compute_capability or "").partition(".")[0] in FUSES_ON:
         return Estimate(known["fused_sync_s"], known["fused_sync_std_s"], "published")
     return Estimate(known["sync_s"], known["sync_relative_std"] * known["sync_s"], "published")
 
