@@ -99,7 +99,7 @@ def test_tensor_parallel_pays_for_all_reduces_and_waiting(build: Callable[..., L
     waiting = constants()["graph"]["sync_s"] * (2 * 6 + 2) * 3 / 4  # two a layer, the embedding and the logits
     assert four["step"][0] - one["step"][0] == pytest.approx(waiting)
     assert four["gemm"][0] > one["gemm"][0] / 4  # kernels have a floor
-    newer = build(device="h100", engine="vllm")  # its all-reduces do the norms too, and its steps are asked again with another version
+    newer = build(device="h100", engine="vllm")  # its all-reduces do the norms too; then the same with another version
     older = newer.with_rounds(engine_rounds("vllm", "0.16.0"))
     less = (constants()["graph"]["sync_s"] - constants()["graph"]["fused_sync_s"]) * (2 * 6 + 2) * 3 / 4
     apart = [model.forward_s(TINY, ranks=4).value for model in (newer, older, newer)]
