@@ -147,7 +147,7 @@ _ROWS: Final = (
         synthesises=True,  # rejection_sample_method "synthetic" (config/speculative.py)
         schedules=True,  # num_speculative_tokens_per_batch_size (config/speculative.py)
         dummy_weights=True,  # load_format "dummy"
-        confirms=("independent", "eagle3", "medusa", "ngram"),
+        confirms=("independent", "eagle3", "medusa", "ngram", "peagle", "pard", "dflash"),
         sharded_draft=True,  # draft_tensor_parallel_size must equal the target's (config/speculative.py)
         idle_pass=True,  # seen in its steps: at gamma 0 the draft still reads the written token
         export="archsearch.export.engines:vllm",
@@ -178,6 +178,7 @@ _ROWS: Final = (
         recipe="archsearch.engines.environments.recipes:OPENVINO",
         cpu_only=True,
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
+        confirms=("independent", "eagle3", "ngram"),
         families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
         head_limits={"eagle3": (1, 3)},
     ),

@@ -23,15 +23,18 @@ from typing import Any, Final, Literal, NamedTuple
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.op_kinds import OP_KINDS
+from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.registry import read_drafter
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.paths import data_dir
 from archsearch.threads import DEFAULT, waiting_policy
 
 SCHEMA_VERSION: Final = 1
-WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest", "round")
+WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest", "drafted", "round")
 """Kinds of rows beside those of single ops (OP_KINDS). `engine`: what an engine adds to the passes of this profile; `pass`,
-`rest`: passes as an engine itself timed them, and what its steps take beside them; `round`: whole rounds in it, on a GPU."""
+`rest`: passes as an engine itself timed them, and what its steps take beside them; `drafted`: what its rounds take beside the
+target's pass, with a drafter that is no model; `round`: whole rounds in it, on a GPU."""
 
 DIFFERENCE_KINDS: Final = ("engine", "rest")
 """Kinds whose times are differences of timings: noise may take one below zero, and cutting it off there would bias the rest."""
@@ -240,6 +243,27 @@ class RestShape(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         return self._asdict()
+
+
+class DraftedShape(NamedTuple):
+    """What a row of kind `drafted` is about: all that a round of `batch` requests takes beside the target's pass where `drafter`
+    proposed `gamma` tokens to each; `context`: tokens in the cache."""
+
+    engine: str
+    drafter: Drafter
+    gamma: int
+    batch: int
+    context: int
+
+    @classmethod
+    def of(cls, row: Measurement) -> DraftedShape:
+        sizes = row.sizes()
+        architecture = Architecture.from_dict(sizes.pop("architecture"))
+        return cls(**sizes | {"drafter": read_drafter(architecture, sizes["drafter"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {"drafter": self.drafter.to_dict(), "architecture": self.drafter.architecture.to_dict()}
+        return self._asdict() | own
 
 
 class RoundShape(NamedTuple):

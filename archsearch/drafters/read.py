@@ -1,4 +1,4 @@
-"""A head's config.json as a drafter: the formats of EAGLE-1 and -3 (SafeAILab, SpecForge, speculators), P-EAGLE, DFlash, Medusa.
+"""A drafter's config.json as a drafter: EAGLE-1 and -3 (SafeAILab, SpecForge, speculators), P-EAGLE, PARD, DFlash, Medusa.
 
 Only shapes are read, never weights. What engines make of the same files: docs/families.md.
 """
@@ -15,6 +15,7 @@ from archsearch.architecture.published_heads import AUXILIARY_STATES, BLOCK_LAYE
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.heads import DFlash, Eagle, Eagle3, FeatureDrafter, PEagle
 from archsearch.drafters.medusa import Medusa
+from archsearch.drafters.models import Pard
 from archsearch.errors import ArchsearchError, InvalidShapeError
 
 FAMILY_OF: Final = {  # by architectures[0] or speculators_model_type
@@ -24,13 +25,18 @@ FAMILY_OF: Final = {  # by architectures[0] or speculators_model_type
     "DFlashDraftModel": "dflash", "DFlashSpeculator": "dflash", "dflash": "dflash",
     "MedusaModel": "medusa", "medusa": "medusa",
 }  # fmt: skip
+MASK_FIELDS: Final = ("ptd_token_id", "pard_token", "mask_token_id")
+"""Where the id of a mask token stands (vLLM 0.32, `_init_parallel_drafting_params`): such a drafter fills its block at once."""
 NO_IDS: Final = "its config names no eagle_aux_hidden_state_layer_ids: engines guess which layers it reads; write them"
 
 
 def family_of_config(config: Mapping[str, Any]) -> str:
-    """The family of a head's config.json; "" for one of a model that drafts by itself."""
+    """The family of a drafter's config.json; "" for one of a model that drafts token by token."""
     named = (*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type"))
-    return next((FAMILY_OF[name] for name in named if isinstance(name, str) and name in FAMILY_OF), "")
+    found = next((FAMILY_OF[name] for name in named if isinstance(name, str) and name in FAMILY_OF), "")
+    if found == "eagle3" and any(config.get(name) is not None for name in MASK_FIELDS):
+        return "peagle"
+    return "pard" if not found and config.get("pard_token") is not None else found
 
 
 def drafter_of_config(config: Mapping[str, Any], target: Architecture, family: str = "") -> tuple[Drafter, list[str]]:
@@ -96,6 +102,10 @@ def _feature(kind: HeadKind, made: type[FeatureDrafter], states: int) -> Callabl
     return read
 
 
+def _pard(config: Mapping[str, Any], target: Architecture) -> Drafter:
+    return Pard(from_hf_config(dict(config)))
+
+
 def _medusa(config: Mapping[str, Any], target: Architecture) -> Drafter:
     width = int(config.get("hidden_size") or target.hidden_size)
     rows = int(config.get("vocab_size") or target.vocab_size)
@@ -117,4 +127,5 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], Architecture], Drafter
     "peagle": _feature("peagle", PEagle, AUXILIARY_STATES),
     "dflash": _feature("dflash", DFlash, BLOCK_LAYERS),
     "medusa": _medusa,
+    "pard": _pard,
 }

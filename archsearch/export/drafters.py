@@ -8,7 +8,7 @@ from typing import Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.drafters.drafter import Drafter
-from archsearch.drafters.heads import FeatureDrafter
+from archsearch.drafters.heads import DFlash, FeatureDrafter
 from archsearch.drafters.lookup import NGram, Suffix
 from archsearch.drafters.medusa import Medusa
 from archsearch.schedule import Ranges, largest_gamma
@@ -51,7 +51,8 @@ def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, Any] | N
             "original_lm_head": drafter.shared_head,
         }
     if drafter.is_model:
-        return to_hf_config(drafter.architecture)
+        config = to_hf_config(drafter.architecture)
+        return config | {"pard_token": mask_token(target)} if drafter.family == "pard" else config
     if not isinstance(drafter, FeatureDrafter) or drafter.family not in ARCHITECTURES:
         return None
     config = to_hf_config(drafter.architecture.replace(draft_vocab_size=None))
@@ -62,10 +63,33 @@ def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, Any] | N
         "norm_before_residual": False,
         "tie_word_embeddings": False,
     }
+    if isinstance(drafter, DFlash):
+        return config | block_fields(drafter, target)
+    if drafter.family == "peagle":
+        config["ptd_token_id"] = mask_token(target)
     if drafter.states > 1:
         ids = auxiliary_layers(target.num_hidden_layers, drafter.states)
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(ids), "use_aux_hidden_state": True}
     return config
+
+
+def block_fields(drafter: DFlash, target: Architecture) -> dict[str, Any]:
+    """What a DFlash config has of its own (z-lab's form). `target_layer_ids` name outputs of layers, one less than the inputs
+    that EAGLE-3 names; vLLM adds one."""
+    inputs = auxiliary_layers(target.num_hidden_layers, drafter.states)
+    ids = [max(0, layer - 1) for layer in inputs]
+    return {
+        "model_type": "qwen3",
+        "block_size": drafter.block,
+        "num_target_layers": target.num_hidden_layers,
+        "dflash_config": {"mask_token_id": mask_token(target), "target_layer_ids": ids},
+    }
+
+
+def mask_token(target: Architecture) -> int:
+    """The row of the target's embedding that stands for a token still to be drafted: the last one, which tokenizers reserve or
+    pad with. Who trains such a drafter writes the one that it was trained with."""
+    return target.vocab_size - 1
 
 
 def auxiliary_layers(layers: int, states: int) -> tuple[int, ...]:

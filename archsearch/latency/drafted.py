@@ -1,12 +1,14 @@
 """A round of any drafter: its plan (`drafters.drafter.RoundPlan`) priced pass by pass and put together as the engine runs it.
 
-On a GPU the engine's class for that kind of drafter decides (engine_rounds.yaml). On a CPU the parts add up, with what the engine
-was measured to add to a round of as many draft passes. Drafters that are models are not priced here: `LatencyOfRounds.round`.
+On a GPU the engine's class for that kind of drafter decides (engine_rounds.yaml). On a CPU, where the engine was measured with
+such drafters, its law says what a round takes beside the target's pass (`drafted_rests`); else the parts add up, with what the
+engine was measured to add to a round of as many draft passes. Drafters that are models: `LatencyOfRounds.round`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -33,10 +35,15 @@ def drafter_round(
     rows = rows_of(latency, workload, gamma)
     plan = drafter.plan(rows)
     verify = verify_s or latency.verify_s(target, workload, gamma)
-    priced = _priced(latency, drafter, rows, plan)
-    if drafter.drafts_share >= 1.0:
-        return _drafting(latency, target, drafter, workload, priced, verify)
-    return _mean_round(latency, target, drafter, workload, priced, verify)
+    measured = latency.drafted_s(drafter, rows, plan) if latency.rounds is None else None
+
+    def drafting(read: Estimate) -> RoundTime:
+        """A round in which every sequence has something to verify; `read`: the target's pass."""
+        if measured is not None:
+            return summed(measured[0], read, measured[1])
+        return _drafting(latency, target, drafter, workload, _priced(latency, drafter, rows, plan), read)
+
+    return drafting(verify) if drafter.drafts_share >= 1.0 else _mean_round(latency, target, drafter, workload, drafting, verify)
 
 
 def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
@@ -100,7 +107,7 @@ def _mean_round(
     target: Architecture,
     drafter: Drafter,
     workload: Workload,
-    priced: tuple[RoundPlan, Estimate, Estimate],
+    drafting: Callable[[Estimate], RoundTime],
     verify: Estimate,
 ) -> RoundTime:
     """The mean over rounds of which `drafts_share` draft, for each sequence by itself.
@@ -111,14 +118,14 @@ def _mean_round(
     """
     costs = running(latency.rounds, drafter.rounds).costs if latency.rounds is not None else None
     if costs is not None and costs.padded:
-        return _drafting(latency, target, drafter, workload, priced, verify)
+        return drafting(verify)
     share = drafter.drafts_share
     some, every = 1.0 - (1.0 - share) ** workload.batch_size, share**workload.batch_size
     of_them = share / some if some > 0.0 else 0.0  # that draft, where one does
     alone, plain = latency.verify_s(target, workload, 0), latency.decode_s(target, workload)
     read_std = (1.0 - of_them) * alone.std + of_them * verify.std
     read = Estimate(alone.value + of_them * (verify.value - alone.value), read_std, verify.source)
-    time = _drafting(latency, target, drafter, workload, priced, read)
+    time = drafting(read)
     rest = plain.value - alone.value  # of a plain step, beside its pass
     passes = Estimate(some * read.value + (1.0 - some) * alone.value, some * read.std + (1.0 - some) * alone.std, read.source)
     added, added_std = some * time.overhead_s.value + (1.0 - some) * rest, time.overhead_s.std

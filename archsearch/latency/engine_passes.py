@@ -25,10 +25,13 @@ from numpy.typing import NDArray
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
 from archsearch.architecture.ops import Attention, Gemm, PassOps
+from archsearch.drafters.drafter import RoundPlan
+from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
+from archsearch.latency.drafted_rests import DraftedFit
 from archsearch.latency.overhead import RestFit
 from archsearch.latency.regression import Residual, nonnegative_fit
-from archsearch.profiles import Measurement, PassShape, Profile, RestShape
+from archsearch.profiles import DraftedShape, Measurement, PassShape, Profile, RestShape
 from archsearch.workload import DTYPE_BYTES
 
 Array = NDArray[np.float64]
@@ -85,6 +88,8 @@ class EnginePasses:
         self._fit_passes(rows)
         rests = [row for row in profile.select("rest", dtype, mode) if RestShape.of(row).engine == engine]
         self.rest_ = RestFit.fit(rests)
+        drafted = [row for row in profile.select("drafted", dtype, mode) if DraftedShape.of(row).engine == engine]
+        self.drafted_ = DraftedFit.fit(drafted, engine_facts(engine).scattered_head, self.plan_s)
         self.first_pass = FirstPass.fit(rests)
 
     # -- fitting ---------------------------------------------------------------------------------------------------------------
@@ -215,6 +220,11 @@ class EnginePasses:
         value = float(np.array(features) @ self._coefficients)
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
 
+    def plan_s(self, plan: RoundPlan) -> float:
+        """Seconds of all passes of a drafter's plan, or of the host's part of it."""
+        first = self.ops_s(plan.first).value if plan.first is not None else plan.host_s
+        return first + (plan.steps * self.ops_s(plan.step, cold=False).value if plan.step is not None else 0.0)
+
     def plain_s(self, batch: int) -> Estimate:
         """What a plain step takes beside the target's pass."""
         return self.rest_.plain_s(batch)
@@ -232,6 +242,7 @@ class EnginePasses:
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_10_percent": float(np.mean(errors <= 0.10)),
             "rest": self.rest_.to_dict(),
+            "drafted": self.drafted_.to_dict(),
             "first_pass": {"constant": self.first_pass.constant, "slope": self.first_pass.slope},
         }
 

@@ -35,6 +35,7 @@ from archsearch.architecture.ops import (
     sample_op,
 )
 from archsearch.capacity import shard
+from archsearch.drafters.drafter import Drafter, RoundPlan, RoundRows
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.errors import MissingDataError
@@ -323,6 +324,13 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             return self.engine_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)
         return known.round_s(gamma) if known is not None else Estimate(0.0, 0.0, "modelled")
+
+    def drafted_s(self, drafter: Drafter, rows: RoundRows, plan: RoundPlan) -> tuple[Estimate, Estimate] | None:
+        """(a drafter's kernels, all else of a round beside the target's pass) as the engine was measured with such drafters; None
+        where it was not."""
+        if self.engine_ is None:
+            return None
+        return self.engine_.drafted_.round_s(drafter, rows, plan, self.engine_.plan_s(plan))
 
     def with_rounds(self, rounds: EngineRounds) -> LatencyModel:
         """The same latency with another version of its engine, or other switches: as measured where the profile holds such."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import Draft, Drafter
+from archsearch.drafters.drafter import Draft, Drafter, RoundPlan, RoundRows
 from archsearch.engine_rounds import MACHINE_STD, EngineRounds, RoundCosts
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.workload import Workload
@@ -251,6 +251,10 @@ class LatencyOfRounds:
     def added_layer_s(self, target: Architecture) -> float:
         """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
         return 0.0
+
+    def drafted_s(self, drafter: Drafter, rows: RoundRows, plan: RoundPlan) -> tuple[Estimate, Estimate] | None:
+        """(a drafter's kernels, all else of a round beside the target's pass), where the engine was measured with such ones."""
+        return None
 
     def round(
         self: Any,

@@ -19,10 +19,10 @@ from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import write_json
-from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.models.files import has_weights
 from archsearch.pipeline.confirm_prompts import check_tokenizer, confirming_prompts
 from archsearch.pipeline.engine_choice import EngineChoice, check_choice, engine_settings, engine_target
+from archsearch.pipeline.heads import head_family_of
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
 
@@ -103,10 +103,10 @@ def _candidate(session: SearchSession, family: str, request: FamilyRequest, engi
                 f"rank {request.rank} of {path} has no weights; train it first: archsearch train {path} --rank {request.rank}"
             )
         return _Candidate(family, folder, request.gamma or session.run.score(request.rank).gamma)
-    known = [other for other in HEAD_FAMILIES if other == family]
-    if not known or family not in trained_heads(path):
+    known = head_family_of(family)
+    if known not in trained_heads(path):
         raise MissingDataError(f"{path} has no trained {family} head; train it first: archsearch train {path} --family {family}")
-    return _head(session, request, head_folder(path, known[0]))
+    return _head(session, request, head_folder(path, known))
 
 
 def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Candidate:

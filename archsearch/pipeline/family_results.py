@@ -1,7 +1,7 @@
 """What drafters of other families reach on a run's own text: lookup replayed, heads trained for the minutes of the best draft.
 
-A climb spends its rungs on independent drafts. The heads that were asked for come after it, one each, trained for as long as the
-draft that won, so that the last table compares families at equal minutes; lookup needs none.
+In a climb heads compete for its minutes (`pipeline.climb.families`). A search without one trains them after its finalists, one of
+each family, for as long as the draft that won, so that the last table compares families at equal minutes; lookup needs none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from archsearch.estimate import Estimate
 from archsearch.files import read_json
 from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
 from archsearch.models.named_drafters import resolve_drafter
+from archsearch.pipeline.climb.families import HeadRungs
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
 from archsearch.search.objective import Score
 
 LOOKUPS: Final[Mapping[str, Ngram | Suffix]] = {"ngram": Ngram(), "suffix": Suffix()}
 HEAD_SHARE: Final[Mapping[HeadFamily, float]] = {"eagle3": 0.4, "medusa": 0.2}
-"""Of a climb's minutes, kept for a head of the family: its training, and of EAGLE-3 the states of the text."""
+"""Of a search's minutes without a climb, kept for a head of the family: its training, and of EAGLE-3 the states of the text."""
 HEAD_GAMMA: Final = 3  # what a head is trained for, unless the winning draft runs with less
 LEAST_HEAD_S: Final = 20.0
 
@@ -135,7 +136,7 @@ def asked_heads(families: Sequence[str]) -> tuple[HeadFamily, ...]:
 
 
 def climbing_share(families: Sequence[str]) -> float:
-    """The share of a climb's minutes that is left to independent drafts beside the heads that were asked for."""
+    """The share of a search's minutes, without a climb, that is left to independent drafts beside the heads asked for."""
     return 1.0 / (1.0 + sum(HEAD_SHARE[name] for name in asked_heads(families)))
 
 
@@ -191,12 +192,36 @@ def compare_families(path: Path) -> list[FamilyResult]:
     return family_results(session, session.trainer(), trained)
 
 
-def _head_result(session: SearchSession, head: TrainedHead, tokens: str) -> FamilyResult:
+def head_score(session: SearchSession, head: TrainedHead, taus: Mapping[int, Estimate] | None = None) -> Score:
+    """The score of a trained head by what was measured of it, or at other `taus`."""
     drafter: Drafter = resolve_drafter(str(head.folder), session.target).drafter
-    taus = {gamma: each.estimate() for gamma, each in head.replays.items()}
+    measured = {gamma: each.estimate() for gamma, each in head.replays.items()}
     first = head.conditional[0]
     std = math.sqrt(first * (1.0 - first) / max(float(head.record["heldout"].get("chains", 0) or 1000), 1.0))
-    score = session.scorer.measured(drafter, Estimate(first, std, "measured"), taus)
+    return session.scorer.measured(drafter, Estimate(first, std, "measured"), dict(taus) if taus is not None else measured)
+
+
+def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | None:
+    """The heads that compete in a climb; None where none was asked for."""
+    families = asked_heads(session.request.families)
+    if not families:
+        return None
+    heads, seed = HeadTrainer(trainer), session.request.seed
+
+    def train(plan: HeadPlan, seconds: float) -> TrainedHead:
+        folder = head_folder(session.run.path, plan.family)
+        if plan.family in trained_heads(session.run.path):
+            known = load_head(folder)
+            if known.plan == plan and float(known.record["seconds"]) >= seconds - 1.0:
+                return known
+        return heads.train(plan, seconds, seed)
+
+    gamma = max(1, min(HEAD_GAMMA, max(session.scorer.gammas)))
+    return HeadRungs(families, gamma, train, lambda head, taus: head_score(session, head, taus))
+
+
+def _head_result(session: SearchSession, head: TrainedHead, tokens: str) -> FamilyResult:
+    score = head_score(session, head)
     lacks = _lacks(session, head.plan.family)
     note = f"its time is priced as if the engine ran it; {lacks}" if lacks else ""
     return FamilyResult(score, tokens, float(head.record["seconds"]), float(head.record["auxiliary_s"]), note)

@@ -6,25 +6,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from archsearch.acceptance.lookup import Ngram
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
-from archsearch.engine_facts import engine_facts
+from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.registry import family
+from archsearch.engine_facts import EngineFacts, engine_facts
+from archsearch.engines.measure.drafted import DraftedCase
 from archsearch.engines.registry import check_interpreter_choice
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.export.drafters import drafter_config
+from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.engine_choice import engine_target
 from archsearch.pipeline.profile_request import ProfileRequest
 from archsearch.pipeline.stand_ins import can_run, random_draft, write_shape
-from archsearch.profiles import Profile
+from archsearch.profiles import DraftedShape, Profile
 from archsearch.progress import ProgressLine
 from archsearch.workload import Workload
 
 ENGINE_DRAFTS = 6
 """Drafts with random weights that an engine of its own is profiled with."""
+DRAFTED_BATCHES: Final = (1, 2, 4, 8)
+DRAFTED_GAMMAS: Final = ((2, 4, 1, 3), (5, 2, 4, 1))
+"""Gamma at each of DRAFTED_BATCHES, of two drafters."""
 
 
 def check_engine_request(request: ProfileRequest) -> None:
@@ -67,7 +76,7 @@ def profile_engine(
     rows = [*profile.select("pass", dtype, mode), *profile.select("engine", dtype, mode)]
     known = measured_models(rows, name, ref.architecture, drafts)
     if known.issuperset({None, *drafts}):
-        return 0
+        return profile_drafted(request, profile, device, dtype, mode, slowdown=slowdown)
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where it tells all its passes.
     batches = BATCHES if engine_facts(name).schedules else (1,) * len(BATCHES)
     settings = EngineSettings(
@@ -117,4 +126,73 @@ def profile_engine(
                 known=known,
             )
             measure_passes(lambda: make_engine(name, settings), asked, record=profile.record, progress=line)
+    profile_drafted(request, profile, device, dtype, mode, slowdown=slowdown)
     return len(profile.rows) - before
+
+
+def profile_drafted(
+    request: ProfileRequest, profile: Profile, device: Device, dtype: str, mode: str = "eager", *, slowdown: Any = None
+) -> int:
+    """Measure what rounds take with drafters that are no models (one law a family), on a CPU, where the engine tells the target's
+    pass of each step; families that have their rows are left out. Returns the number of new rows."""
+    import tempfile
+
+    from archsearch.engines.engine import EngineSettings
+    from archsearch.engines.measure.drafted import measure_drafted
+    from archsearch.engines.registry import make_engine
+
+    name, ref = request.engine_name, request.target_ref
+    facts = engine_facts(name)
+    rows = [DraftedShape.of(row) for row in profile.select("drafted", dtype, mode)]
+    known = {shape.drafter.family for shape in rows if shape.engine == name}
+    if ref is None or device.kind != "cpu" or not facts.dummy_weights:
+        return 0
+    with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".drafted-") as temporary:
+        cases = [case for case in drafted_cases(ref.architecture, facts, Path(temporary)) if case.drafter.family not in known]
+        if not cases:
+            return 0
+        target = engine_target(ref) if can_run(name, ref) else write_shape(ref.architecture, Path(temporary) / "target")
+        settings = EngineSettings(
+            dtype=dtype, concurrency=max(DRAFTED_BATCHES), max_len=512, mode=mode, threads=device.threads,
+            python=request.engine_python,
+        )  # fmt: skip
+        made_up = replace(settings, dummy_weights=True)
+        with ProgressLine(f"rounds of {name} by family") as line:
+            found = measure_drafted(
+                lambda case: make_engine(name, made_up if case.drafter.trains or not can_run(name, ref) else settings),
+                target,
+                cases,
+                {"engine": name, "dtype": dtype, "mode": mode},
+                ref.architecture.vocab_size,
+                slowdown=slowdown or (lambda: 1.0),
+                record=profile.record,
+                progress=line,
+            )
+    return len(found)
+
+
+def drafted_cases(target: Architecture, facts: EngineFacts, base: Path) -> list[DraftedCase]:
+    """Two drafters of each family that the engine is started with, unlike each other: configs under `base`, no weights.
+
+    An engine that takes one gamma for a family is asked for another one of each.
+    """
+    rows = target.vocab_size
+    heads: list[tuple[Drafter, tuple[int, ...]]] = []
+    for kind, layers, gammas in (("eagle3", (1, 3), DRAFTED_GAMMAS), ("peagle", (2, 5), ((2,), (4,)))):
+        if kind in facts.confirms:
+            for number, (depth, share) in enumerate(zip(layers, (6, 1.5), strict=True)):
+                usual = family(kind).usual(target)
+                decoder = usual.architecture.replace(num_hidden_layers=depth, draft_vocab_size=int(rows / share))
+                heads.append((replace(usual, architecture=decoder), gammas[number]))
+    if "medusa" in facts.confirms:
+        heads += [(replace(family("medusa").usual(target), heads=4, shared_head=True), gammas) for gammas in ((2,), (4,))]
+    cases = []
+    for number, (drafter, gammas) in enumerate(heads):
+        folder = base / f"{drafter.family}-{number}"
+        write_json(folder / "config.json", drafter_config(drafter, target))
+        spread = gammas if len(gammas) > 1 else gammas * len(DRAFTED_BATCHES)
+        cases.append(DraftedCase(drafter, folder, dict(zip(DRAFTED_BATCHES, spread, strict=True))))
+    if "ngram" in facts.confirms:
+        lookup = family("ngram").usual(target)
+        cases += [DraftedCase(lookup, Ngram(), dict(zip(DRAFTED_BATCHES, gammas, strict=True))) for gammas in DRAFTED_GAMMAS]
+    return cases

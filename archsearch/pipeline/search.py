@@ -9,10 +9,11 @@ from typing import Any
 
 from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
+from archsearch.engine_facts import engine_facts
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
-from archsearch.pipeline.family_results import asked_heads, climbing_share, family_results, train_heads, with_replays
+from archsearch.pipeline.family_results import climbing_share, family_results, head_rungs, train_heads, with_replays
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.pareto import write_pareto
@@ -182,16 +183,13 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     from archsearch.acceptance.known import known_observations
     from archsearch.pipeline import climb
 
-    whole = session.request.time_budget_s
-    session.request = beside_heads(session.request)
     request, run = session.request, session.run
     file = StateFile(run.path / RUNGS_FILE, request.time_budget_s, start)
     state = file.state
     plan = climb.make_plan(session, file)
     say(climb.plan_text(plan))
     if plan.stay:
-        kept = 1.0 - climbing_share(request.families)
-        state.notes = [f"rung 0 only: {plan.stay}" + (f"; heads keep {kept:.0%} of the minutes besides" if kept else "")]
+        state.notes = [f"rung 0 only: {plan.stay}"]
         file.save()
         return rank_only(session) | {"rungs": [], "notes": state.notes, "plan": plan.to_dict()}
     trainer = session.trainer()
@@ -208,7 +206,7 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     begin = time.monotonic()
     result = rung_zero(session)
     state.steps.setdefault("search", time.monotonic() - begin)
-    ascent = climb.start_climb(session, file, plan, trainer, result.best, known)
+    ascent = climb.start_climb(session, file, plan, trainer, result.best, known, head_rungs(session, trainer))
     trained = ascent.climb()
     run.write_trials(climb.trial_rows(result.trials, state))
     ranked = write_ranked(session, trained, ascent.standings())
@@ -224,17 +222,19 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
             file.save()
         confirmed.append(known_result)
     file.step("confirm", time.monotonic() - begin)
-    begin = time.monotonic()
-    state.notes += [note for note in train_heads(session, trainer, trained, start + whole) if note not in state.notes]
-    if asked_heads(request.families):
-        file.step("heads", time.monotonic() - begin)
+    if state.race is not None and state.race.winner in engine_facts(request.engine).confirms and state.race.winner != INDEPENDENT:
+        file.note(
+            f"confirmed was the best independent draft; the {state.race.winner} head beside it: archsearch confirm {run.path} "
+            f"--engine {request.engine} --family {state.race.winner} --family {INDEPENDENT}"
+        )
     data = outcome(session, result, ranked, confirmed) | family_table(session, trainer, trained)
     file.save()
     seconds = file.elapsed_s()
-    say(f"all of it took {human_time(seconds)} of {human_time(whole)}")
+    say(f"all of it took {human_time(seconds)} of {human_time(request.time_budget_s)}")
     measured = [climb.measured_row(session, draft, coverage) for draft in trained]
     return data | {
         "rungs": climb.summary(state),
+        "heads": [entry.to_dict() for entry in state.heads],
         "notes": state.notes,
         "plan": plan.to_dict(),
         "seconds": seconds,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -15,6 +15,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
+from archsearch.models.drafters import HeadFamily
 from archsearch.progress import say
 from archsearch.runs.fields import read_or_raise
 from archsearch.search.objective import Score
@@ -195,6 +196,38 @@ class SupernetEntry:
         return cls(shapes, tuple(data["slices"]) if "slices" in data else None)
 
 
+@dataclass
+class HeadEntry:
+    """A head among the families of a climb: `measured` speed-up where it stands after `tokens` and `seconds` of training,
+    `foreseen` after a full one (as believed after its short training)."""
+
+    family: HeadFamily
+    gamma: int
+    seconds: float
+    tokens: int
+    measured: Estimate
+    foreseen: Estimate
+    state: Fate
+    why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "measured": self.measured.to_dict(), "foreseen": self.foreseen.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        places = {name: Estimate.from_dict(data[name]) for name in ("measured", "foreseen")}
+        return cls(**{**data, **places})
+
+
+@dataclass
+class Race:
+    """The full training of several families: every head to `seconds` in all, then the `winner` ("": not decided) with what is
+    left."""
+
+    seconds: float
+    winner: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class PriorRung:
     """Rung 0: how many shapes the prior scored, and how many of them could win."""
@@ -208,8 +241,8 @@ class ClimbState:
     """All of rungs.json. `elapsed_s`: wall seconds of the climb in all processes; `steps`: seconds by step.
 
     `rung_s`, `rung_end_s`: time of the short trainings, and when on the climb's clock it ends; `full_tokens`: of a full training,
-    `full_epoch`: of one pass over its text; `schedule`: rounds as planned at the measured speed; `confirmed`: ranks. None, or
-    empty: not decided yet.
+    `full_epoch`: of one pass over its text; `schedule`: rounds as planned at the measured speed; `confirmed`: ranks; `heads`,
+    `race`: of a climb with other families than independent drafts. None, or empty: not decided yet.
     """
 
     budget_s: float
@@ -228,6 +261,8 @@ class ClimbState:
     schedule: list[Round] = field(default_factory=list)
     confirmed: list[int] = field(default_factory=list)
     supernet: SupernetEntry | None = None
+    heads: list[HeadEntry] = field(default_factory=list)
+    race: Race | None = None
 
     def record(self, row: RungRow) -> None:
         """A row of what was learnt: one per rung, round and shape, the last one stands."""
@@ -252,6 +287,7 @@ class ClimbState:
             steps=self.steps,
             rung0=self.rung0,
             supernet=self.supernet,
+            heads=[replace(entry, state="kept", why="") for entry in self.heads],
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -275,6 +311,8 @@ class ClimbState:
             "full_epoch": self.full_epoch,
             "schedule": [asdict(step) for step in self.schedule] or None,
             "confirmed": list(self.confirmed) or None,
+            "heads": [entry.to_dict() for entry in self.heads] or None,
+            "race": None if self.race is None else asdict(self.race),
         }
         return data | {name: value for name, value in optional.items() if value is not None}
 
@@ -288,11 +326,13 @@ class ClimbState:
             "finalists": FinalistsEntry.from_dict,
             "rung0": lambda value: PriorRung(**value),
             "supernet": SupernetEntry.from_dict,
+            "race": lambda value: Race(**value),
         }
         lists: dict[str, Callable[[Any], Any]] = {
             "rounds": RoundEntry.from_dict,
             "rungs": RungRow.from_dict,
             "schedule": lambda value: Round(**value),
+            "heads": HeadEntry.from_dict,
         }
         values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         values |= {name: make(values[name]) for name, make in made.items() if values.get(name) is not None}

@@ -214,7 +214,7 @@ def drafter_family(draft: ModelSource | None) -> str:
     """The family of what stands in the place of a draft; a hub id and a module are independent drafts."""
     if isinstance(draft, Ngram):
         return "ngram"
-    return (folder_family(draft) if isinstance(draft, Path) and (draft / "config.json").is_file() else None) or "independent"
+    return folder_family(draft) if isinstance(draft, Path) and (draft / "config.json").is_file() else "independent"
 
 
 def engines_confirming(family: str) -> str:
@@ -227,7 +227,11 @@ def check_vocabularies(sources: Sequence[str]) -> None:
     if len(sources) < 2 or not all(Path(source).is_dir() for source in sources):
         return
     configs = [read_json(Path(source) / "config.json", "the model's config") for source in sources]
-    target, draft = (config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") for config in configs)
+    nested = ("text_config", "transformer_layer_config")  # of targets that see more than text; of the speculators form
+    target, draft = (
+        config.get("vocab_size") or next((config[name].get("vocab_size") for name in nested if name in config), None)
+        for config in configs
+    )
     if target != draft:
         raise ArchsearchError(f"the draft's vocabulary has {draft} tokens, the target's {target}; they must be the same")
 

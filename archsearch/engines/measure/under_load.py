@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from archsearch.acceptance.lookup import Ngram
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling
 from archsearch.engines.measure.load_result import LoadResult, ScheduleVerdict
 from archsearch.errors import ArchsearchError, RunFailed
@@ -149,7 +150,8 @@ def measure_load(make_engine: Callable[[Variant], Engine], plan: LoadPlan, progr
             groups = plan.groups(repeat)
             settings = dataclasses.replace(plan.sampling, seed=plan.sampling.seed + repeat)
             for variant, number in plan.order(repeat):
-                _run_groups(engines.ready(variant), groups[number], settings, seen[variant.name, number])
+                ragged = isinstance(variant.draft, Ngram)
+                _run_groups(engines.ready(variant), groups[number], settings, seen[variant.name, number], ragged)
                 tell(f"repeat {repeat + 1}/{plan.repeats}, {number} in flight, {variant.name}")
         return _results(plan, seen)
     except RunFailed as error:
@@ -163,14 +165,16 @@ def measure_load(make_engine: Callable[[Variant], Engine], plan: LoadPlan, progr
         engines.stop()
 
 
-def _run_groups(engine: Engine, groups: Sequence[list[EnginePrompt]], sampling: Sampling, seen: _Seen) -> None:
+def _run_groups(
+    engine: Engine, groups: Sequence[list[EnginePrompt]], sampling: Sampling, seen: _Seen, ragged: bool = False
+) -> None:
     """One variant's share of a repeat at one concurrency."""
     calls = []
     for group in groups:  # all at once would be in flight together wherever the engine has room for more
         results = engine.generate(group, sampling)
         calls.append((engine.steps(), results))
     seen.version = engine.version
-    _note(seen, calls, len(groups[0]))
+    _note(seen, calls, len(groups[0]), ragged)
 
 
 def _results(plan: LoadPlan, seen: dict[tuple[str, int], _Seen]) -> Results:
@@ -187,27 +191,32 @@ def _next(prompts: Sequence[EnginePrompt], start: int, count: int) -> list[Engin
     return [dataclasses.replace(prompt, prompt_id=f"{prompt.prompt_id}#{i}") for i, prompt in enumerate(chosen)]
 
 
-def full_steps(steps: Sequence[EngineStep], concurrency: int) -> list[EngineStep]:
+def full_steps(steps: Sequence[EngineStep], concurrency: int, ragged: bool = False) -> list[EngineStep]:
     """The steps that say what serving at `concurrency` takes: all requests in them, no prompt read, no request ended.
 
     A request's last round is cut at its last token, so a step that is followed by another batch, by a prompt or by nothing is
-    left out; and so are rounds that drafted less than gamma.
+    left out; and so are rounds that drafted less than gamma. `ragged`: not those of a drafter that finds fewer tokens, or none.
     """
     kept = []
     for number, step in enumerate(steps):
         after = steps[number + 1] if number + 1 < len(steps) else None
         goes_on = after is not None and after.batch == step.batch and not after.prefill
-        whole = not step.target_tokens or step.target_tokens == step.batch * (step.gamma + 1)
+        whole = ragged or not step.target_tokens or step.target_tokens == step.batch * (step.gamma + 1)
         if step.batch == concurrency and not step.prefill and goes_on and whole:
             kept.append(step)
     return kept
 
 
-def _note(seen: _Seen, calls: Sequence[tuple[Sequence[EngineStep], Sequence[GenerationResult]]], concurrency: int) -> None:
+def _note(
+    seen: _Seen,
+    calls: Sequence[tuple[Sequence[EngineStep], Sequence[GenerationResult]]],
+    concurrency: int,
+    ragged: bool = False,
+) -> None:
     """Take the steps and results of one repeat's calls."""
     results = [result for _, answers in calls for result in answers]
     seen.results += results
-    full = [step for steps, _ in calls for step in full_steps(steps, concurrency)]
+    full = [step for steps, _ in calls for step in full_steps(steps, concurrency, ragged)]
     if full:
         seen.steps += full
         seen.token_s.append(sum(step.seconds for step in full) / sum(step.written for step in full) * concurrency)

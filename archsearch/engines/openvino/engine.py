@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.engines.child.child_engine import ChildEngine
+from archsearch.engines.child.child_engine import ChildEngine, drafter_family
 from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling
 from archsearch.errors import ArchsearchError
+from archsearch.files import read_json
 from archsearch.paths import cache_dir
 from archsearch.schedule import Ranges
 
@@ -24,7 +25,8 @@ class OpenVinoEngine(ChildEngine):
     Greedy answers are the target's. With a temperature above 0 and a draft OpenVINO GenAI does not sample from the target
     (it accepts by the probabilities of two different tokens), so that is refused. One request at a time tells the seconds of
     every pass of target and draft; several at once those of the target. With a draft, `first_s` ends with the first round,
-    because the draft reads the prompt in it, in the request's second step, which says `prefill` too. `precision` says what was
+    because the draft reads the prompt in it, in the request's second step, which says `prefill` too. Lookup tries n-grams of one
+    token and more, whatever the shortest is that was asked for. `precision` says what was
     computed in, after `start`.
     """
 
@@ -41,11 +43,28 @@ class OpenVinoEngine(ChildEngine):
             raise ArchsearchError("OpenVINO GenAI has no synthetic acceptance; use --engine vllm or transformers")
         if schedule:
             raise ArchsearchError("OpenVINO GenAI takes one gamma for all batch sizes; use --engine vllm for a schedule")
+        family = drafter_family(draft)
+        if isinstance(draft, Path) and family in self.facts.head_limits:
+            self._check_head(draft, *self.facts.head_limits[family])
         settings = self.settings
         if settings.device != "cpu" or settings.tensor_parallel != 1 or settings.server_url is not None:
             raise ArchsearchError(
                 "archsearch runs OpenVINO GenAI on one CPU in a process of its own, without a server; got device "
                 f"{settings.device!r}, tensor_parallel {settings.tensor_parallel}; use --engine vllm"
+            )
+
+    def _check_head(self, folder: Path, most_layers: int, states: int | None) -> None:
+        config = read_json(folder / "config.json", "the head's config")
+        layers = int(config.get("num_hidden_layers") or 1)
+        read = len((config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids") or ())
+        if layers > most_layers:
+            raise ArchsearchError(
+                f"{self.title} runs EAGLE-3 heads of {most_layers} layer, this one has {layers}: use --engine vllm"
+            )
+        if states is not None and read != states:
+            raise ArchsearchError(
+                f"{self.title} hands {states} states to an EAGLE-3 head, this one reads {read}: use --engine vllm, or train "
+                f"one with {states} auxiliary layers"
             )
 
     def check_prompts(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:

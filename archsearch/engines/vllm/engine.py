@@ -44,10 +44,11 @@ class VllmEngine(ChildEngine):
     def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
         if gamma > LONGEST_DRAFT and draft is not None:
             raise ArchsearchError(f"vLLM drafts at most {LONGEST_DRAFT} tokens a round, got gamma {gamma}")
-        if isinstance(draft, Path) and drafter_family(draft) == "medusa":
+        family = drafter_family(draft)
+        if schedule and family in self.facts.unscheduled:
+            raise ArchsearchError(f"vLLM runs {family} drafters with one gamma for all batch sizes; leave the schedule out")
+        if isinstance(draft, Path) and family == "medusa":
             heads = int(read_json(draft / "config.json", "the heads' config")["num_heads"])
-            if schedule:
-                raise ArchsearchError("vLLM runs Medusa heads with one gamma for all batch sizes; leave the schedule out")
             if gamma > heads:
                 raise ArchsearchError(f"{draft} has {heads} Medusa heads, so gamma is at most {heads}, got {gamma}")
 

@@ -3,6 +3,7 @@
     climb.py       the idea: rounds of short trainings, who is dropped after each
     belief.py      what is known of acceptance after them, and how sure that is
     budget.py      the plan of the minutes, what a training and a confirmation cost
+    families.py    heads beside the drafts: their short trainings, and which family has the rest of the time
     finalists.py   who is trained in full, and the record of it
     supernet.py    the optional rung before the short trainings
     tables.py      columns of trials.csv, rows of the report
@@ -13,10 +14,12 @@ remembers.
 
 from archsearch.pipeline.climb.budget import affordable_prompts, confirm_seconds, make_plan, plan_text, work
 from archsearch.pipeline.climb.climb import Climb, start_climb, write_texts
+from archsearch.pipeline.climb.families import HeadRungs
 from archsearch.pipeline.climb.tables import measured_row, summary, trial_rows
 
 __all__ = [
     "Climb",
+    "HeadRungs",
     "affordable_prompts",
     "confirm_seconds",
     "make_plan",

@@ -18,6 +18,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.files import read_json, write_json
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.budget import TrainingCosts, part_of_round
+from archsearch.pipeline.climb.families import HeadRungs, short_trainings
 from archsearch.pipeline.climb.finalists import train_in_full
 from archsearch.pipeline.climb.minutes import split_minutes
 from archsearch.pipeline.climb.supernet import judge_supernet, train_supernet
@@ -48,6 +49,7 @@ class Climb:
     study: study.ClimbStudy
     pool: dict[Architecture, None] = field(default_factory=dict)
     out: dict[Architecture, str] = field(default_factory=dict)
+    heads: HeadRungs | None = None
 
     @property
     def state(self) -> ClimbState:
@@ -71,6 +73,7 @@ class Climb:
         self._recall()
         if self.state.finalists is None:
             self.rounds(first)
+            short_trainings(self)
             if self.left_s() < LEAST_FINALIST_SHARE * self.plan.budget_s:
                 self.file.note(
                     f"no draft was trained in full: {human_time(self.left_s())} were left of {human_time(self.plan.budget_s)}; "
@@ -206,7 +209,8 @@ class Climb:
 
     def _rung_time(self, rest_s: float) -> float:
         """Seconds that the short trainings have; when they end is written down the first time."""
-        rung_s = self.state.rung_s or rungs.rung_share(rest_s)
+        divisor = self.heads.rung_divisor if self.heads is not None else 1.0
+        rung_s = self.state.rung_s or rungs.rung_share(rest_s) / divisor
         if self.state.rung_end_s is None:
             self.state.rung_s, self.state.rung_end_s = rung_s, self.file.elapsed_s() + rung_s
             self.file.save()
@@ -346,8 +350,9 @@ def start_climb(
     trainer: DraftTrainer,
     ranked: Sequence[Score],
     known: list[AcceptanceObservation],
+    heads: HeadRungs | None = None,
 ) -> Climb:
-    """A climb over the shapes that rung 0 scored."""
+    """A climb over the shapes that rung 0 scored, and over other families where there are `heads`."""
     record = study.ClimbStudy(
         session.space,
         session.scorer,
@@ -358,7 +363,8 @@ def start_climb(
     net = file.state.supernet
     slices = dict(zip(net.shapes, net.slices, strict=True)) if net and net.slices else None
     pool = {score.architecture: None for score in ranked}
-    return Climb(session, trainer, file, plan, Belief(session.scorer, known, slices=slices), record, pool=pool)
+    belief = Belief(session.scorer, known, slices=slices)
+    return Climb(session, trainer, file, plan, belief, record, pool=pool, heads=heads)
 
 
 def write_texts(trainer: DraftTrainer, file: StateFile, plan: Plan) -> None:

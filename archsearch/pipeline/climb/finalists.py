@@ -11,6 +11,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft
 from archsearch.files import read_json
 from archsearch.pipeline.climb.belief import slope
+from archsearch.pipeline.climb.families import draft_share, race
 from archsearch.pipeline.climb.minutes import LEAST_WRITING_S, split_minutes, write_more
 from archsearch.pipeline.finalists import ALL_SHARE, best_of, equal_tokens, foreseen_tokens, not_judged, train_alike
 from archsearch.progress import human_time, say
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def train_in_full(climb: Climb) -> list[TrainedDraft]:
     """Choose the finalists, train them and write down what they reached; in the order of training."""
     entry = climb.state.finalists or _choose(climb)
-    drafts = _train(climb, entry)
+    drafts = race(climb, _train(climb, entry))
     _record(climb, entry, drafts)
     context = replace(climb.scorer.context, temperature=0.0)
     climb.belief.learn([AcceptanceObservation(draft.architecture, draft.alpha, context) for draft in drafts])
@@ -34,7 +35,7 @@ def train_in_full(climb: Climb) -> list[TrainedDraft]:
 def _choose(climb: Climb) -> FinalistsEntry:
     """As many as promise the best end: each one more shares the time."""
     belief, request = climb.belief, climb.session.request
-    budget = climb.left_s()
+    budget = climb.left_s() * draft_share(climb)
     if belief.shorts:
         climb.aim(budget)  # by the speeds that are known now
     belief.learn()

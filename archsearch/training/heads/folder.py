@@ -63,8 +63,11 @@ def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
     return config
 
 
-def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32) -> None:
-    """Write config.json and model.safetensors; weights last."""
+def save_eagle3(
+    head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32, mask_token_id: int | None = None
+) -> None:
+    """Write config.json and model.safetensors; weights last. `mask_token_id`: of a P-EAGLE head, whose mask rows read that token
+    and states of zeros."""
     kept = head.lm_head.draft_token_ids
     tensors = {name: tensor.detach().to(dtype) for name, tensor in head.saved().items()}
     ids = torch.arange(len(kept))
@@ -81,6 +84,9 @@ def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torc
     }
     # Maps of a trimmed head only: vLLM has no place for those of a whole one and refuses the file.
     maps = {} if len(kept) == head.config.vocab_size else {"d2t": (kept - ids).long(), "t2d": present}
+    if mask_token_id is not None:
+        config["ptd_token_id"] = mask_token_id
+        tensors["mask_hidden"] = torch.zeros(1, 1, head.fc.in_features, dtype=dtype)
     _write(folder, config, tensors | maps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from archsearch.acceptance.lookup import Ngram
 from archsearch.acceptance.replay import replay_chains
 from archsearch.architecture.hf_config import from_hf_config
+from archsearch.drafters.heads import DFlash, PEagle
+from archsearch.drafters.models import Pard
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.environments.environment import find_python
 from archsearch.engines.vllm.engine import VllmEngine
 from archsearch.errors import ArchsearchError
+from archsearch.export.drafters import drafter_config
+from archsearch.export.heads import SPECULATORS_FILE, HeadExport, export_head
+from archsearch.files import write_json
 from archsearch.text.auxiliary import auxiliary_states
 from archsearch.training.heads.chains import chain_matches
 from archsearch.training.heads.eagle3 import initialise_eagle3
@@ -56,28 +62,82 @@ def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[
     return replay_chains(chain_matches(head, sequences, GAMMA, states), GAMMA).accepted_by_position
 
 
+def trained(family: str, target, cache, folder: Path):  # noqa: ANN001, ANN201
+    """A head of the family, trained a little on the texts of `cache`, and saved."""
+    facts = TargetFacts.of(from_hf_config(target.config.to_dict()), "tiny")
+    config = head_config(max_steps=80, batch_tokens=128, warmup_tokens=64, lr=5e-3, autocast=False, evaluations=2)
+    if family == "medusa":
+        heads = initialise_medusa(target, GAMMA, tuple(range(VOCAB)))
+        train_head(heads, [cache], GAMMA, config)
+        save_medusa(heads, folder, facts)
+        return heads
+    decoder = from_hf_config(target.config.to_dict()).replace(num_hidden_layers=1, draft_vocab_size=VOCAB)
+    head = initialise_eagle3(target, eagle3_config(decoder, target), AUX, tuple(range(VOCAB)))
+    train_head(head, [cache], GAMMA, config, auxiliary=auxiliary_states(target, cache, AUX))
+    save_eagle3(head, folder, facts)
+    return head
+
+
+def engine_here(name: str) -> None:
+    """Skip where the engine is not installed."""
+    try:
+        find_python(name)
+    except ArchsearchError as error:
+        pytest.skip(str(error))
+
+
+def written(target: Path, source, gamma: int = GAMMA, **settings):  # noqa: ANN001, ANN201
+    """The tokens of six texts in vLLM with a drafter (None: alone), and its rounds."""
+    prompts = [EnginePrompt(str(i), tuple(range(1 + i, 9 + i))) for i in range(6)]
+    engine = VllmEngine(EngineSettings(dtype="float32", max_len=96, **settings))
+    engine.start(target, source, gamma if source is not None else 0)
+    try:
+        found = [result for prompt in prompts for result in engine.generate([prompt], Sampling(TOKENS, ignore_end=True))]
+    finally:
+        engine.stop()
+    return [result.token_ids for result in found], sum(result.rounds for result in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["peagle", "pard", "dflash"])
+def test_drafters_that_fill_a_block_at_once_write_the_targets_text(tmp_path: Path, family: str) -> None:
+    """From the config.json that a search leaves for such a shape, with made-up weights."""
+    engine_here("vllm")
+    target = from_hf_config(make_target(tmp_path / "target").config.to_dict())
+    drafter = {"peagle": PEagle, "dflash": DFlash, "pard": Pard}[family].usual(target)
+    write_json(tmp_path / "draft/config.json", drafter_config(drafter, target))
+    alone, _ = written(tmp_path / "target", None, dummy_weights=True)
+    found, rounds = written(tmp_path / "target", tmp_path / "draft", dummy_weights=True)
+    assert found == alone and rounds
+
+
+@pytest.mark.slow
+def test_an_export_loads_in_both_of_its_forms(tmp_path: Path) -> None:
+    """The folder as it is, and with the speculators config in the place of config.json: same texts, same rounds."""
+    engine_here("vllm")
+    target = make_target(tmp_path / "target")
+    trained("eagle3", target, write_texts(tmp_path / "text", target, 48), tmp_path / "head")
+    tau = {str(GAMMA): {"value": 2.0, "std": 0.1, "source": "measured"}}
+    held = {"tau": tau, "conditional": [0.5] * GAMMA, "accepted_by_position": {str(GAMMA): [0.5, 0.3, 0.2]}}
+    record = {"text_tokens": 100, "rows": VOCAB, "vocabulary_coverage": 1.0, "heldout": held}
+    export_head(HeadExport(tmp_path / "head", "eagle3", GAMMA, str(tmp_path / "target"), record), tmp_path / "export")
+    common = written(tmp_path / "target", tmp_path / "export")
+    spoken = tmp_path / "spoken"
+    shutil.copytree(tmp_path / "export", spoken)
+    (spoken / SPECULATORS_FILE).rename(spoken / "config.json")
+    assert written(tmp_path / "target", spoken) == common
+    assert common[0] == written(tmp_path / "target", None)[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["eagle3", "medusa", "ngram"])
 def test_heads_write_the_targets_text_and_accept_what_was_foretold(tmp_path: Path, family: str) -> None:
-    try:
-        find_python("vllm")
-    except ArchsearchError as error:
-        pytest.skip(str(error))
+    engine_here("vllm")
     target = make_target(tmp_path / "target")
-    every = tuple(range(VOCAB))
-    facts = TargetFacts.of(from_hf_config(target.config.to_dict()), "tiny")
     draft, head = tmp_path / family, None
     cache = write_texts(tmp_path / "text", target, 48)
-    config = head_config(max_steps=80, batch_tokens=128, warmup_tokens=64, lr=5e-3, autocast=False, evaluations=2)
-    if family == "eagle3":
-        decoder = from_hf_config(target.config.to_dict()).replace(num_hidden_layers=1, draft_vocab_size=VOCAB)
-        head = initialise_eagle3(target, eagle3_config(decoder, target), AUX, every)
-        train_head(head, [cache], GAMMA, config, auxiliary=auxiliary_states(target, cache, AUX))
-        save_eagle3(head, draft, facts)
-    elif family == "medusa":
-        head = initialise_medusa(target, GAMMA, every)
-        train_head(head, [cache], GAMMA, config)
-        save_medusa(head, draft, facts)
+    if family != "ngram":
+        head = trained(family, target, cache, draft)
     prompts = [EnginePrompt(str(i), tuple(s.token_ids[: s.prompt_tokens].tolist())) for i, s in enumerate(cache.sequences[:6])]
     sampling, answers = Sampling(TOKENS), []
     for source in (None, Ngram() if family == "ngram" else draft):

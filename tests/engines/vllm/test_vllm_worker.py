@@ -281,6 +281,9 @@ def test_even_chances_meet_the_asked_rates_soon(worker: SimpleNamespace) -> None
         ({"draft": "D"}, {"method": "draft_model", "model": "D", "draft_sample_method": "probabilistic"}),
         ({"draft": "D", "family": "eagle3"}, {"method": "eagle3", "model": "D", "draft_sample_method": "probabilistic"}),
         ({"draft": "D", "family": "medusa"}, {"method": "medusa", "model": "D"}),
+        ({"draft": "D", "family": "peagle"}, {"method": "eagle3", "model": "D", "parallel_drafting": True}),
+        ({"draft": "D", "family": "pard"}, {"method": "draft_model", "model": "D", "parallel_drafting": True}),
+        ({"draft": "D", "family": "dflash"}, {"method": "dflash", "model": "D"}),
         ({"lookup": [2, 4], "family": "ngram"}, {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
     ],
 )

@@ -18,6 +18,7 @@ from openvino_errors import last_line
 
 CONVERTER = 1
 """Part of the cache key: raise it when the same folder must be converted again."""
+EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 
 
 def precision(dtype: str, capabilities: Sequence[str]) -> tuple[str, str]:
@@ -118,6 +119,9 @@ def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) ->
         if not files:
             raise UserError(f"no weights in {folder}; train the model first, or give a folder with model.safetensors")
         indices = [file for file in folder.glob("*.index.json") if not file.name.startswith("openvino")]
+        if is_eagle3(folder):
+            _convert_eagle3(folder, files, ir, weights)
+            return
         for file in [folder / "config.json", *files, *indices]:
             (source / file.name).symlink_to(file.resolve())
     main_export(
@@ -130,6 +134,48 @@ def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) ->
         library_name="transformers",
         stateful=True,
     )
+
+
+def is_eagle3(folder: Path) -> bool:
+    """Whether a folder holds an EAGLE-3 head."""
+    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    return named[0] in EAGLE3_ARCHITECTURES
+
+
+def head_layers(folder: Path) -> list[int]:
+    """The layers of the target whose outputs OpenVINO GenAI is to hand to an EAGLE-3 head. Heads name inputs of layers (0: the
+    first one's), OpenVINO outputs: one less."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    ids = (config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids") or []
+    if not ids or min(ids) < 1:
+        raise UserError(f"{folder}/config.json must name eagle_aux_hidden_state_layer_ids of 1 and more, it has {ids}")
+    return [int(layer) - 1 for layer in ids]
+
+
+def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str) -> None:
+    """An EAGLE-3 head through optimum-intel's class for it, loaded here: through main_export transformers would ask for packages that
+    the class does not need. Its embedding is the target's, which OpenVINO GenAI shares: zeros stand for it."""
+    import torch
+    from optimum.exporters.openvino.convert import export_from_model
+    from optimum.exporters.openvino.model_patcher import LlamaEagle3ForCausalLM
+    from optimum.intel import OVConfig
+    from safetensors.torch import load_file
+    from transformers import LlamaConfig
+
+    kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = LlamaConfig(**{name: value for name, value in kept.items() if name not in ("archsearch", "auto_map", "model_type")})
+    model = LlamaEagle3ForCausalLM(config).float().eval()
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    named = {f"model.{name.replace('layers.0.', 'midlayer.')}": tensor for name, tensor in tensors.items()}
+    rows, vocabulary, width = int(kept["draft_vocab_size"]), int(kept["vocab_size"]), int(kept["hidden_size"])
+    named.setdefault("model.d2t", torch.zeros(rows, dtype=torch.long))
+    named.setdefault("model.t2d", torch.ones(vocabulary, dtype=torch.bool))
+    named.setdefault("model.embed_tokens.weight", torch.zeros(vocabulary, width))
+    try:
+        model.load_state_dict(named)
+    except RuntimeError as error:
+        raise UserError(f"the weights in {folder} are not those of an EAGLE-3 head of one layer: {last_line(error)}") from error
+    export_from_model(model, ir, task="text-generation-with-past", stateful=True, ov_config=OVConfig(dtype=weights))
 
 
 def stub_tokenizer(folder: Path) -> None:

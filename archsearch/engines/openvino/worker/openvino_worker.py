@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is; siblings are found beside the script
 
-from convert import converted, model_folder, precision, version_of
+from convert import converted, head_layers, model_folder, precision, version_of
 from loop import Failed, UserError, claim_stdout, serve
 from openvino_errors import openvino_errors
 from rounds import asked, draft_pass_tokens, draft_passes, pairs_of, trimmed, whole_rounds
@@ -55,7 +55,7 @@ class Worker:
     def __init__(self) -> None:
         self.pipeline: Any = None
         self.logits_model: Any = None
-        self.gamma = 0
+        self.gamma = self.lookup = 0
         self.ends: list[int] = []
         self.told: dict[str, Any] = {}
         self.request_number = 0
@@ -79,7 +79,8 @@ class Worker:
         started = time.perf_counter()
         folders = [str(converted(folder, cache, weights, dummy)) for folder in sources]
         converted_s = time.perf_counter() - started
-        self.gamma, self.ends = (request["gamma"] if len(sources) == 2 else 0), end_tokens(target)
+        self.lookup = int(request["lookup"][1]) if request.get("lookup") else 0
+        self.gamma, self.ends = (request["gamma"] if len(sources) == 2 or self.lookup else 0), end_tokens(target)
         # The KV cache holds the same type as the computation: OpenVINO's own default is 8 bits, which changes the text.
         properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": hint}
         if request.get("threads"):
@@ -92,7 +93,12 @@ class Worker:
         scheduler.max_num_batched_tokens = self.concurrency * longest  # no prompt is cut into pieces
         scheduler.max_num_seqs = max(self.concurrency, 1)
         scheduler.enable_prefix_caching = False
-        helped = {} if not self.gamma else {"draft_model": genai.draft_model(folders[1], "CPU", **properties)}
+        helped: dict[str, Any] = {}
+        if self.lookup:
+            helped["prompt_lookup"] = True
+        elif self.gamma:
+            own = {"hidden_layers_list": head_layers(sources[1])} if request.get("family") == "eagle3" else {}
+            helped["draft_model"] = genai.draft_model(folders[1], "CPU", **properties, **own)
         with openvino_errors("cannot load the models"):
             self.pipeline = genai.ContinuousBatchingPipeline(folders[0], scheduler, "CPU", {**properties, **helped})
             self.core, self.properties, self.target_ir, self.logits_model = core, properties, folders[0], None
@@ -122,6 +128,8 @@ class Worker:
         if self.gamma:
             config.num_assistant_tokens = self.gamma
             config.assistant_confidence_threshold = 0.0  # above 0 the draft would decide for itself when to stop
+        if self.lookup:
+            config.max_ngram_size = self.lookup
         return config
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:

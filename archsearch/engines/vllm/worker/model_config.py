@@ -39,8 +39,9 @@ def read_config(source: str) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config.json."""
-    return config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    """The language model's part of a config.json; of a head in the form of speculators, that of its layers."""
+    nested = (config.get(name) for name in ("text_config", "transformer_layer_config"))
+    return next((part for part in nested if isinstance(part, dict)), config)
 
 
 def cache_bytes_per_token(configs: Sequence[Mapping[str, Any]], bytes_per_value: int) -> int:

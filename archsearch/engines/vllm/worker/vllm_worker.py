@@ -24,7 +24,11 @@ from pass_clock import PassClock
 from synthetic import CHANCES
 from vllm_errors import telling
 
-_METHODS = {"independent": "draft_model", "eagle3": "eagle3", "medusa": "medusa", "ngram": "ngram"}
+_METHODS = {
+    "independent": "draft_model", "pard": "draft_model", "eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash",
+    "medusa": "medusa", "ngram": "ngram",
+}  # fmt: skip
+_ONE_PASS = ("pard", "peagle")  # vLLM knows of DFlash by itself
 _COUNTERS = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens_per_pos")
 
 
@@ -253,7 +257,7 @@ def prompt_seed(seed: int, prompt_id: str) -> int:
 
 def speculative_config(ask: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's `speculative_config`. Drafts are sampled at the request's temperature, as in the other engines, where they can be:
-    Medusa heads and lookup know one token only."""
+    Medusa heads and lookup know one token only, and of one pass all tokens are the most likely ones."""
     family = ask.get("family") or "independent"
     config: dict[str, Any] = {"method": _METHODS[family], "num_speculative_tokens": int(ask["gamma"])}
     if ask.get("lookup"):
@@ -263,6 +267,8 @@ def speculative_config(ask: Mapping[str, Any]) -> dict[str, Any]:
         config |= {"model": ask["draft"], "draft_tensor_parallel_size": int(ask["tensor_parallel"])}
     if family in ("independent", "eagle3"):
         config["draft_sample_method"] = "probabilistic"
+    if family in _ONE_PASS:
+        config["parallel_drafting"] = True
     if ask.get("synthetic"):
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [float(x) for x in ask["synthetic"]]}
     if ask.get("schedule"):

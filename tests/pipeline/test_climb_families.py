@@ -1,0 +1,133 @@
+"""Heads in a climb: short trainings, who is dropped, equal minutes, and who has the rest; over made-up trainings."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from archsearch.drafts.heads import HeadPlan
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.pipeline import climb
+from archsearch.runs.state import ClimbState
+from archsearch.search import rungs
+from archsearch.speedup import sigmoid, tau
+from tests.pipeline.test_climb import PLAN, TARGET, Clock, make
+
+SPEED = 1000.0
+
+
+@dataclass
+class MadeUpHeads:
+    """Heads whose acceptance is `level` in logit after 100 s and rises by .4 an e-fold; `fails`: cannot be trained."""
+
+    clock: Clock
+    level: dict[str, float]
+    fails: tuple[str, ...] = ()
+    die_after: int | None = None
+    calls: list[tuple[str, float]] = field(default_factory=list)
+    spent: dict[str, float] = field(default_factory=dict)
+
+    def train(self, plan: HeadPlan, seconds: float) -> SimpleNamespace:
+        if plan.family in self.fails:
+            raise ArchsearchError("this target has no such states")
+        if self.die_after is not None and len(self.calls) >= self.die_after:
+            raise KeyboardInterrupt
+        self.calls.append((plan.family, seconds))
+        more = max(0.0, seconds - self.spent.get(plan.family, 0.0))
+        self.clock.now += more
+        total = self.spent[plan.family] = self.spent.get(plan.family, 0.0) + more
+        alpha = sigmoid(self.level[plan.family] + 0.4 * math.log(total / 100.0))
+        taus = {gamma: Estimate(tau(alpha, gamma), 0.02, "measured") for gamma in range(1, plan.gamma + 1)}
+        replays = {gamma: SimpleNamespace(estimate=lambda value=value: value) for gamma, value in taus.items()}
+        record = {"tokens": int(SPEED * total), "seconds": total, "text_tokens": 10**9}
+        return SimpleNamespace(plan=plan, conditional=(alpha,) * plan.gamma, replays=replays, record=record)
+
+    def of(self, scorer) -> climb.HeadRungs:  # noqa: ANN001
+        """Heads that cost as much as a small draft."""
+        shape = TARGET.replace(num_hidden_layers=1, draft_vocab_size=2048)
+
+        def score(head, taus):  # noqa: ANN001, ANN202
+            own = taus or {gamma: replay.estimate() for gamma, replay in head.replays.items()}
+            return scorer.measured(shape, Estimate(head.conditional[0], 0.01, "measured"), own)
+
+        return climb.HeadRungs(tuple(self.level), 3, self.train, score)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def with_heads(folder: Path, clock: Clock, heads: MadeUpHeads) -> climb.Climb:
+    made = make(folder, clock)
+    made.heads = heads.of(made.scorer)
+    return made
+
+
+def saved(folder: Path) -> ClimbState:
+    return ClimbState.from_dict(json.loads((folder / "rungs.json").read_text()))
+
+
+def test_a_good_head_has_the_minutes_and_a_bad_one_is_dropped(tmp_path: Path, clock: Clock) -> None:
+    heads = MadeUpHeads(clock, {"eagle3": 2.0, "medusa": -2.5})
+    made = with_heads(tmp_path, clock, heads)
+    drafts = made.climb()
+    state = saved(tmp_path)
+    eagle3, medusa = state.heads
+    assert medusa.state == "pruned" and "cannot win" in medusa.why and heads.spent["medusa"] == pytest.approx(climb.families.HEAD_RUNG * state.rung_s)
+    assert eagle3.state == "trained" and state.race.winner == "eagle3" and drafts
+    best = max(seconds for shape, seconds in made.trainer.full)
+    assert state.race.seconds == pytest.approx(best, rel=0.2)  # compared at equal minutes
+    assert heads.spent["eagle3"] > 1.8 * state.race.seconds
+    assert "families after" in " ".join(state.notes) and "went to eagle3" in " ".join(state.notes)
+    assert clock.now - 100.0 <= PLAN.budget_s - PLAN.confirm_s + 30.0
+
+
+def test_where_the_draft_stands_best_it_goes_on(tmp_path: Path, clock: Clock) -> None:
+    heads = MadeUpHeads(clock, {"eagle3": 0.35})
+    made = with_heads(tmp_path, clock, heads)
+    drafts = made.climb()
+    state = saved(tmp_path)
+    entry = state.heads[0]
+    if entry.state == "pruned":  # it may be told after the short training already: then all is the drafts'
+        assert state.race is None
+    else:
+        assert state.race.winner == "independent" and entry.seconds == pytest.approx(state.race.seconds, rel=0.05)
+        assert made.trainer.full[-1][1] > 1.5 * state.race.seconds
+    assert made.measured(drafts[0]).speedup.value > entry.measured.value
+
+
+def test_one_that_cannot_be_trained_costs_nothing(tmp_path: Path, clock: Clock) -> None:
+    alone = make(tmp_path / "a", clock)
+    alone.climb()
+    heads = MadeUpHeads(clock, {"eagle3": 1.0}, fails=("eagle3",))
+    made = with_heads(tmp_path / "b", clock, heads)
+    assert made.climb()
+    state = saved(tmp_path / "b")
+    assert not state.heads and state.race is None and "no eagle3 head: this target has no such states" in state.notes
+    assert "heads" not in json.loads((tmp_path / "a/rungs.json").read_text())
+
+
+def test_a_killed_climb_goes_on_with_its_heads(tmp_path: Path, clock: Clock) -> None:
+    heads = MadeUpHeads(clock, {"eagle3": 2.0, "medusa": 1.8}, die_after=2)
+    with pytest.raises(KeyboardInterrupt):
+        with_heads(tmp_path, clock, heads).climb()
+    assert len(saved(tmp_path).heads) == 2
+    again = MadeUpHeads(clock, heads.level, spent=dict(heads.spent))
+    with_heads(tmp_path, clock, again).climb()
+    state = saved(tmp_path)
+    assert state.race.winner in ("eagle3", "medusa") and again.calls[0][1] == pytest.approx(state.race.seconds)
+    assert clock.now - 100.0 <= PLAN.budget_s + 30.0
+
+
+def test_short_trainings_of_heads_fit_into_the_rungs(tmp_path: Path, clock: Clock) -> None:
+    alone, beside = make(tmp_path / "a", clock), with_heads(tmp_path / "b", clock, MadeUpHeads(clock, {"eagle3": 1.0}))
+    rest = beside.left_s()
+    assert beside._rung_time(rest) == pytest.approx(rungs.rung_share(rest) / 1.25)
+    assert alone._rung_time(rest) == pytest.approx(rungs.rung_share(rest))
