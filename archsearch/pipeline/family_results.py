@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
 from archsearch.acceptance.families import FamilyAcceptance
@@ -26,10 +26,12 @@ from archsearch.estimate import Estimate
 from archsearch.files import read_json
 from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
 from archsearch.models.named_drafters import resolve_drafter
-from archsearch.pipeline.climb.families import HeadRungs
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
 from archsearch.search.objective import Score
+
+if TYPE_CHECKING:
+    from archsearch.pipeline.climb.families import HeadRungs
 
 LOOKUPS: Final[Mapping[str, Ngram | Suffix]] = {"ngram": Ngram(), "suffix": Suffix()}
 HEAD_SHARE: Final[Mapping[HeadFamily, float]] = {"eagle3": 0.4, "medusa": 0.2}
@@ -203,6 +205,8 @@ def head_score(session: SearchSession, head: TrainedHead, taus: Mapping[int, Est
 
 def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | None:
     """The heads that compete in a climb; None where none was asked for."""
+    from archsearch.pipeline.climb.families import HeadRungs
+
     families = asked_heads(session.request.families)
     if not families:
         return None

@@ -153,8 +153,10 @@ def head_layers(folder: Path) -> list[int]:
 
 
 def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str) -> None:
-    """An EAGLE-3 head through optimum-intel's class for it, loaded here: through main_export transformers would ask for packages that
-    the class does not need. Its embedding is the target's, which OpenVINO GenAI shares: zeros stand for it."""
+    """An EAGLE-3 head through optimum-intel's class for it, loaded here: main_export would ask for packages it has no use for.
+
+    Its embedding is the target's, which OpenVINO GenAI shares: zeros stand for it.
+    """
     import torch
     from optimum.exporters.openvino.convert import export_from_model
     from optimum.exporters.openvino.model_patcher import LlamaEagle3ForCausalLM
@@ -164,7 +166,9 @@ def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str)
 
     kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = LlamaConfig(**{name: value for name, value in kept.items() if name not in ("archsearch", "auto_map", "model_type")})
-    model = LlamaEagle3ForCausalLM(config).float().eval()
+    # The exporter tells libraries apart by the module of a class, and knows none of its own.
+    named_class = type("LlamaEagle3ForCausalLM", (LlamaEagle3ForCausalLM,), {"__module__": LlamaConfig.__module__})
+    model = named_class(config).float().eval()
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     named = {f"model.{name.replace('layers.0.', 'midlayer.')}": tensor for name, tensor in tensors.items()}
     rows, vocabulary, width = int(kept["draft_vocab_size"]), int(kept["vocab_size"]), int(kept["hidden_size"])

@@ -97,7 +97,7 @@ class Worker:
         if self.lookup:
             helped["prompt_lookup"] = True
         elif self.gamma:
-            own = {"hidden_layers_list": head_layers(sources[1])} if request.get("family") == "eagle3" else {}
+            own = {}
             helped["draft_model"] = genai.draft_model(folders[1], "CPU", **properties, **own)
         with openvino_errors("cannot load the models"):
             self.pipeline = genai.ContinuousBatchingPipeline(folders[0], scheduler, "CPU", {**properties, **helped})
