@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is; siblings are found beside the script
 
-from convert import converted, head_layers, model_folder, precision, version_of
+from convert import check_layers, converted, model_folder, precision, version_of
 from loop import Failed, UserError, claim_stdout, serve
 from openvino_errors import openvino_errors
 from rounds import asked, draft_pass_tokens, draft_passes, pairs_of, trimmed, whole_rounds
@@ -76,6 +76,8 @@ class Worker:
         cache, dummy = Path(request["cache"]), request["dummy_weights"]
         target = model_folder(request["target"])
         sources = [target] if request["draft"] is None else [target, model_folder(request["draft"])]
+        if request.get("family") == "eagle3":
+            check_layers(sources[1], target)
         started = time.perf_counter()
         folders = [str(converted(folder, cache, weights, dummy)) for folder in sources]
         converted_s = time.perf_counter() - started
@@ -97,8 +99,7 @@ class Worker:
         if self.lookup:
             helped["prompt_lookup"] = True
         elif self.gamma:
-            own = {}
-            helped["draft_model"] = genai.draft_model(folders[1], "CPU", **properties, **own)
+            helped["draft_model"] = genai.draft_model(folders[1], "CPU", **properties)
         with openvino_errors("cannot load the models"):
             self.pipeline = genai.ContinuousBatchingPipeline(folders[0], scheduler, "CPU", {**properties, **helped})
             self.core, self.properties, self.target_ir, self.logits_model = core, properties, folders[0], None
