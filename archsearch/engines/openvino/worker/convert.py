@@ -143,16 +143,18 @@ def is_eagle3(folder: Path) -> bool:
 
 
 def check_layers(head: Path, target: Path) -> None:
-    """Raise UserError where an EAGLE-3 head does not read the states that OpenVINO GenAI hands over: the inputs of layers 2, n / 2 and
-    n - 3. It takes others in C++ only (`hidden_layers_list` must be a vector of int32, which Python cannot make)."""
+    """Raise UserError where an EAGLE-3 head does not read what OpenVINO GenAI hands over: the inputs of layers 2, n / 2, n - 3.
+
+    It takes others in C++ only (`hidden_layers_list` must be a vector of int32, which Python cannot make).
+    """
     config, whole = (json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in (head, target))
     ids = list((config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids") or [])
     layers = int(whole["num_hidden_layers"])
     handed = [2, layers // 2, layers - 3]
     if layers < 10 or ids != handed:
         raise UserError(
-            f"OpenVINO GenAI hands the states of layers {handed} of a target of 10 layers and more to an EAGLE-3 head; this target has "
-            f"{layers} and the head reads {ids}: use --engine vllm"
+            f"OpenVINO GenAI hands the states of layers {handed} of a target of 10 layers and more to an EAGLE-3 head; this one "
+            f"has {layers} and the head reads {ids}: use --engine vllm"
         )
 
 
