@@ -178,7 +178,7 @@ _ROWS: Final = (
         recipe="archsearch.engines.environments.recipes:OPENVINO",
         cpu_only=True,
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
-        confirms=("independent", "eagle3", "ngram"),
+        confirms=("independent", "eagle3"),  # prompt lookup runs, but tells no rounds (extended_perf_metrics is None)
         families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
         head_limits={"eagle3": (1, 3)},
     ),

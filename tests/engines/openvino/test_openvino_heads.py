@@ -34,7 +34,7 @@ def test_heads_that_it_cannot_run_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["eagle3", "ngram"])
+@pytest.mark.parametrize("family", ["eagle3"])
 def test_heads_write_the_targets_text_and_accept_what_was_foretold(tmp_path: Path, family: str) -> None:
     engine_here("openvino")
     target = make_target(tmp_path / "target")
