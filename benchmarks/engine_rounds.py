@@ -241,7 +241,7 @@ def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
         reduces = 2 * layers + 1 if row.ranks > 1 else 0
         return Passes(verify, first, later, row.gamma, row.batch, layers, target.num_hidden_layers, reduces)
     head = head_for(MODELS[row.target], row.kind).head  # type: ignore[arg-type]
-    ops = {"batch": row.batch, "context": row.context, "ranks": row.ranks}
+    ops: dict[str, Any] = {"batch": row.batch, "context": row.context, "ranks": row.ranks}
     opening = first_pass_ops(head, tokens=row.gamma + 1, **ops)
     first = model.ops_s(opening)
     layers = head.decoder.num_hidden_layers
