@@ -33,8 +33,8 @@ def load_target(ref: TargetRef, dtype: torch.dtype | str, device: str = "cpu") -
     source = weights_source(ref)
     with quiet_transformers():
         try:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype(dtype))
-        except (OSError, SafetensorError) as error:  # absent, unreadable or cut short
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype(dtype), trust_remote_code=False)
+        except (OSError, ValueError, SafetensorError) as error:  # absent, unreadable, cut short, or with code of its own
             raise MissingDataError(
                 f"cannot load the weights of target {ref.name!r} from {source}: {str(error).strip().splitlines()[0]}"
             ) from error
@@ -71,7 +71,7 @@ def read_tokenizer(source: Path | str, name: str) -> PreTrainedTokenizerBase:
         raise MissingDataError(f"no tokenizer in {source}; put the target's tokenizer.json (and tokenizer_config.json) there")
     with quiet_transformers():
         try:
-            return AutoTokenizer.from_pretrained(source)
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise MissingDataError(
                 f"cannot load the tokenizer of {name!r} from {source}: {str(error).strip().splitlines()[0]}"

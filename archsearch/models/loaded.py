@@ -52,7 +52,7 @@ class LoadedTarget:
 
         from archsearch.models.load import weights_source
 
-        return AutoConfig.from_pretrained(weights_source(self.ref, weights=False))
+        return AutoConfig.from_pretrained(weights_source(self.ref, weights=False), trust_remote_code=False)
 
     @property
     def tokenizer(self) -> Any:

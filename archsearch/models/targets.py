@@ -61,7 +61,7 @@ def _hub_config(hub_id: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(hub_id).to_dict()
+        return AutoConfig.from_pretrained(hub_id, trust_remote_code=False).to_dict()  # else it asks, and may run code
     except (OSError, ValueError) as error:  # transformers' words for: offline, no such repository, gated, unknown model_type
         reason = str(error).strip().splitlines()[0]
         raise ArchsearchError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from archsearch.errors import ArchsearchError
 from tests.cli.commands import CONFIRM, ESTIMATE, SEARCH, call, files_in, refused
 
 
@@ -80,6 +82,30 @@ def test_a_tokenizer_that_is_absent(world: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (world / "target" / name).unlink()
     assert "no tokenizer" in refused(*CONFIRM, "--run", "runs/a")
+
+
+def test_code_that_comes_with_a_model_is_never_run(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anybody asked whether it may: transformers would, and a script that says "y" to everything would answer."""
+    from archsearch.models.load import load_target, load_tokenizer
+    from archsearch.models.targets import resolve_target
+
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    folder = world / "target"
+    (folder / "own.py").write_text("open('owned', 'w').close()\nclass Own:\n    pass\n")
+    config = json.loads((folder / "config.json").read_text())
+    models = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**tokenizer, "tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})
+    )
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": models}))
+    call(*SEARCH, "--run", "runs/a")  # a known family: read as such
+    for load in (load_target, load_tokenizer):
+        with contextlib.suppress(ArchsearchError):
+            load(*((resolve_target("target"), "float32") if load is load_target else (resolve_target("target"),)))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": models}))
+    assert "own" in refused(*SEARCH, "--run", "runs/b")
+    assert not (world / "owned").exists()
 
 
 def test_a_space_without_a_valid_shape(world: Path) -> None:

@@ -167,7 +167,8 @@ class TransformersEngine:
         from transformers import AutoModelForCausalLM
 
         with quiet_transformers():
-            return AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype).to(self.device).eval()  # type: ignore[arg-type]
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype, trust_remote_code=False)
+            return model.to(self.device).eval()  # type: ignore[arg-type]
 
     def stop(self) -> None:
         self.target = self.draft = None
