@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +14,7 @@ from torch.nn import functional
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture, to_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import atomic_path, read_json, write_json
+from archsearch.files import atomic_path, plain_os_errors, read_json, scratch_dir, write_json
 from archsearch.models.files import DRAFT_VOCAB_FILE, WEIGHTS_FILE, gamma_settings, has_weights
 from archsearch.models.runtime import quiet_transformers, torch_dtype
 
@@ -195,7 +194,7 @@ def save_draft(
     write_json(folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None})
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
-    with atomic_path(folder / WEIGHTS_FILE) as temporary:
+    with atomic_path(folder / WEIGHTS_FILE) as temporary, plain_os_errors():
         save_file(state, temporary, metadata={"format": "pt"})
 
 
@@ -205,10 +204,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     Raises ArchsearchError where the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".tokenizer.") as temporary:
+        with scratch_dir(folder / "tokenizer") as temporary, plain_os_errors():
             tokenizer.save_pretrained(temporary)
-            for file in Path(temporary).iterdir():
+            for file in temporary.iterdir():
                 os.replace(file, folder / file.name)
     except OSError as error:
         raise ArchsearchError(
@@ -231,8 +229,8 @@ def load_draft(
         raise MissingDataError(f"no weights in {folder}; train the draft first, or give a folder with model.safetensors")
     with quiet_transformers():
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
-        except (OSError, SafetensorError) as error:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype), trust_remote_code=False)
+        except (OSError, ValueError, SafetensorError) as error:
             raise MissingDataError(f"cannot load the weights in {folder}: {str(error).strip().splitlines()[0]}") from error
     vocab_file = folder / DRAFT_VOCAB_FILE
     if head == "trimmed" and vocab_file.is_file():

@@ -174,8 +174,13 @@ def journal_backend(path: str, lock: FileLock) -> Any:
             lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
             lock.acquire()
             try:
-                with open(path, "ab") as journal:
-                    journal.write(lines.encode())
+                size = os.path.getsize(path)
+                try:
+                    with open(path, "ab") as journal:
+                        journal.write(lines.encode())
+                except OSError:  # a full disk: no half record may stay for others to stumble over
+                    os.truncate(path, size)
+                    raise
             finally:
                 lock.release()
 

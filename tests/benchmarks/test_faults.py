@@ -1,0 +1,69 @@
+"""benchmarks/faults.py: it sees what is broken, lost or done twice; a short form of it is clean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults import EVENTS, STAGES, done_twice, faults, half_written, records
+
+
+def test_what_is_half_written_is_seen(tmp_path: Path) -> None:
+    texts = {
+        "a.json": '{"a": 1', "b.csv": "a,b\n1,2\n3", "c.html": "<html>", "d.safetensors": "{", "e.pt": "PK", "f.npz": "PK",
+        "g.yaml": "- 1", "h.svg": "<svg>", "i.txt": "", "j.jsonl": '{"a": \n{}\n',
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        assert half_written(tmp_path / name), name
+    whole = {
+        "a.json": "{}",
+        "b.csv": "a,b\n1,2\n",
+        "c.html": "<html></html>\n",
+        "g.yaml": "a: 1\n",
+        "i.txt": "x",
+        "j.jsonl": '{}\n{"a',
+    }
+    for name, text in whole.items():
+        (tmp_path / name).write_text(text)
+        assert not half_written(tmp_path / name), name
+
+
+def test_what_is_done_twice_is_seen(tmp_path: Path) -> None:
+    def event(tokens: int | None, seconds: float | None, reached: int, steps: int, spent: float = 9.0) -> str:
+        row = {
+            "draft": "d",
+            "tokens": tokens,
+            "seconds": seconds,
+            "reached": reached,
+            "steps": steps,
+            "stopped": "",
+            "spent": spent,
+        }
+        return json.dumps(row) + "\n"
+
+    once = (
+        event(100, None, 100, 5)
+        + event(100, None, 100, 0)
+        + '{"cut\n'
+        + event(None, 10.0, 150, 3, 8.0)
+        + event(None, 10.0, 200, 3, 10.0)
+    )
+    (tmp_path / EVENTS).write_text(once)
+    assert not done_twice(tmp_path)
+    (tmp_path / EVENTS).write_text(once + event(100, None, 100, 5))
+    assert done_twice(tmp_path) == ["d to 100: 5 steps more"]
+    row = {"kind": "gemm", "shape": {"m": 1}, "dtype": "float32", "mode": "eager", "cache": "cold", "times_s": [1.0]}
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "rows.jsonl").write_text(2 * (json.dumps(row) + "\n") + '{"cut')
+    assert len(done_twice(tmp_path)) == 2 and len(records(tmp_path)) == 1
+
+
+@pytest.mark.slow
+def test_every_command_that_is_killed_resumes(tmp_path: Path) -> None:
+    outcomes = faults(10, 1, tmp_path)
+    assert [outcome.stage for outcome in outcomes] == [stage.name for stage in STAGES]
+    assert all(outcome.clean and outcome.resumed == outcome.lives for outcome in outcomes), outcomes
+    assert sum(outcome.kills for outcome in outcomes) == 10
