@@ -16,6 +16,7 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -239,7 +240,7 @@ READERS: Final[dict[str, Callable[[Path], Any]]] = {
 
 
 def is_temporary(path: Path) -> bool:
-    return path.name.startswith(".") and path.name != ".lock"
+    return re.match(r"\..*-\d+-\w{8}", path.name) is not None  # as archsearch.files names them
 
 
 def records(folder: Path) -> set[str]:

@@ -13,7 +13,7 @@ FIRST_WORDS = ("archsearch", "make", "pip", "python", "podman", "srun", "kubectl
 NEEDS = re.compile(r"#.*\bneeds (.+)$")
 # What a reader may be told to have. Anything else a test would have to run.
 KNOWN_NEEDS = re.compile(
-    r"an? (GPU|H100)\b|vLLM|PostgreSQL|SLURM|Kubernetes|podman|two running servers|3\.5 GB|some minutes|25 to 30 minutes"
+    r"an? (GPU|H100)\b|vLLM|PostgreSQL|Ray|SLURM|Kubernetes|podman|two running servers|3\.5 GB|some minutes|25 to 30 minutes"
 )
 # Lines that are no command of archsearch, and what runs them.
 ELSEWHERE = {

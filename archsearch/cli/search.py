@@ -98,7 +98,14 @@ def goals(_context: click.Context, _parameter: click.Parameter, value: str | Non
     default=0,
     metavar="N",
     type=click.IntRange(min=0),
-    help="Processes that score; others may join with `archsearch worker` (default: this one alone, and none may).",
+    help="Processes that score and train; others may join with `archsearch worker` (default: this one alone, and none may).",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where the --workers run: processes here, or tasks of a Ray cluster that runs already.",
 )
 @click.option(
     "--run",

@@ -120,6 +120,10 @@ class RunTexts:
         """A folder has changed: read it again when it is next asked for."""
         self._caches.pop(folder, None)
 
+    def reread(self) -> None:
+        """Another process may have written: read every folder again when it is next asked for."""
+        self._caches.clear()
+
     def training(self) -> TextCache:
         """The training text written before. Raises MissingDataError where there is none."""
         from archsearch.text.cache import TextCache

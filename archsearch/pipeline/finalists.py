@@ -18,6 +18,7 @@ from archsearch.drafts.trainer import choose_finalists
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
 from archsearch.pipeline.session import SearchSession
+from archsearch.pipeline.shared_work import Job, SharedWork, train_job
 from archsearch.progress import say
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import TEXT_SHARE_ALONE
@@ -58,15 +59,24 @@ def equal_tokens(seconds: float, speeds: Sequence[float], done: Sequence[int]) -
 
 
 def train_alike(
-    trainer: Trainer, shapes: Sequence[Architecture], tokens: int, left_s: Callable[[], float], seed: int
+    trainer: Trainer,
+    shapes: Sequence[Architecture],
+    tokens: int,
+    left_s: Callable[[], float],
+    seed: int,
+    shared: SharedWork | None = None,
 ) -> list[TrainedDraft]:
-    """Train every shape to `tokens` in all.
+    """Train every shape to `tokens` in all; `shared`: together with others.
 
     Where the machine has slowed down since the plan was made, the time that was meant for the best one pays for it; a draft gets
     its part of what `left_s` says is left and no more, so it may end short of `tokens` all the same: `best_of` knows.
     """
     drafts = []
-    for place, shape in enumerate(shapes, start=1):
+    if shared is not None and len(shapes) > 1:
+        limits = [trainer.spent(shape)[1] + max(left_s(), LEAST_TRAINING_S) for shape in shapes]
+        jobs = [Job("full", shape, tokens, seed, limit_s) for shape, limit_s in zip(shapes, limits, strict=True)]
+        shared.finish(jobs, lambda job: train_job(job, trainer))
+    for place, shape in enumerate(shapes, start=1):  # what is trained as far is measured, not trained again
         limit_s = trainer.spent(shape)[1] + max(left_s() / (len(shapes) - place + 1), LEAST_TRAINING_S)
         drafts.append(trainer.train(shape, limit_s, seed, f"finalist {place}/{len(shapes)}", tokens=tokens))
         if drafts[-1].tokens and drafts[-1].tokens < (1.0 - SAME_TOKENS) * tokens and not drafts[-1].stopped:
@@ -118,7 +128,9 @@ def _score_at(draft: TrainedDraft, tokens: int, scorer: Scorer) -> Score:
     return scorer.measured(draft.architecture, alpha, taus)
 
 
-def train_finalists(session: SearchSession, trainer: Trainer, ranked: Sequence[Score]) -> list[TrainedDraft]:
+def train_finalists(
+    session: SearchSession, trainer: Trainer, ranked: Sequence[Score], shared: SharedWork | None = None
+) -> list[TrainedDraft]:
     """The prior's best `finalists`, trained without short trainings before them. What is finished is used again when the run is
     continued; the choices, and notes on what could not be judged, are in the run's finalists.json."""
     request = session.request
@@ -146,7 +158,7 @@ def train_finalists(session: SearchSession, trainer: Trainer, ranked: Sequence[S
         state["tokens"] = equal_tokens(all_s, speeds, [probe.tokens for probe in probes])
         state["foreseen"] = foreseen_tokens(state["tokens"], (1.0 - ALL_SHARE) * training_s, speeds)
         write_json(path, state)
-    drafts = train_alike(trainer, shapes, state["tokens"], left_s, request.seed)
+    drafts = train_alike(trainer, shapes, state["tokens"], left_s, request.seed, shared)
     if "longer" not in state:
         best = best_of(drafts, session.scorer)
         state["longer"] = {"index": best, "seconds": trainer.spent(shapes[best])[1] + left_s()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
@@ -19,8 +19,9 @@ from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.pareto import write_pareto
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
 from archsearch.pipeline.session import SearchRequest, SearchSession
+from archsearch.pipeline.shared_work import Job
 from archsearch.pipeline.text_verdict import text_verdict
-from archsearch.pipeline.workers import workers_beside
+from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
@@ -30,6 +31,9 @@ from archsearch.search.objective import Score
 from archsearch.search.rungs import TEXT_SHARE_ALONE
 from archsearch.search.space import SearchSpace
 from archsearch.search.why import rivals
+
+if TYPE_CHECKING:
+    from archsearch.pipeline.climb import Climb
 
 
 def search(request: SearchRequest) -> dict[str, Any]:
@@ -49,7 +53,8 @@ def search(request: SearchRequest) -> dict[str, Any]:
 def rank_only(session: SearchSession) -> dict[str, Any]:
     """The ranking by what is known beforehand; nothing is trained."""
     replays = with_replays(session)
-    result = rung_zero(session)
+    with workers_beside(session):
+        result = score_spaces(session)
     session.run.write_trials(result.trials)
     return outcome(session, result, write_ranked(session, [], result.best), []) | {"replayed": replays}
 
@@ -61,9 +66,10 @@ def finalist_search(session: SearchSession) -> dict[str, Any]:
     trainer = session.trainer()
     trainer.texts.write_training_once(TEXT_SHARE_ALONE * request.time_budget_s)
     session.scorer = session.scorer.with_coverage(trainer.texts.coverage())
-    result = rung_zero(session)
-    session.run.write_trials(result.trials)
-    trained = train_finalists(session, trainer, result.best)
+    with workers_beside(session) as shared:
+        result = score_spaces(session)
+        session.run.write_trials(result.trials)
+        trained = train_finalists(session, trainer, result.best, shared)
     ranked = write_ranked(session, trained, result.best)
     text = text_result(session, trainer, ranked, trained)
     confirmed = [confirm_rank(session, rank, trainer=trainer) for rank in range(1, min(request.confirm, len(trained)) + 1)]
@@ -100,15 +106,9 @@ def write_ranked(session: SearchSession, trained: Sequence[TrainedDraft], ranked
     return best
 
 
-def rung_zero(session: SearchSession) -> study.SearchResult:
-    """The studies over all shapes of each family, scored without training any, as one result."""
-    storage = session.request.storage or str(session.run.storage_file)
-    with workers_beside(session, storage):
-        return score_spaces(session)
-
-
 def score_spaces(session: SearchSession) -> study.SearchResult:
-    """`rung_zero` in this process, beside whoever scores along."""
+    """Rung 0: the studies over all shapes of each family, scored without training any, as one result; beside whoever scores
+    along."""
     with ProgressLine("search") as line:
         return study.merged([_study_of(session, space, line) for space in session.families.spaces])
 
@@ -178,6 +178,32 @@ def outcome(
     }
 
 
+def confirm_trained(ascent: Climb, count: int) -> list[dict[str, Any]]:
+    """The first `count` ranks in the engine, each on as many prompts as the time that is left allows; those of several GPUs at
+    once. What was confirmed before a kill is not again."""
+    from archsearch.pipeline import climb
+
+    session, file, run = ascent.session, ascent.file, ascent.session.run
+    state, begin = file.state, time.monotonic()
+
+    def missing() -> list[int]:
+        return [rank for rank in range(1, count + 1) if rank not in state.confirmed or run.confirmed(rank) is None]
+
+    if ascent.shared is not None and len(missing()) > 1 and can_confirm_beside(session):
+        prompts = climb.affordable_prompts(session, file, ascent.plan, len(missing()))
+        jobs = [Job("confirm", run.score(rank).architecture, rank=rank, prompts=prompts) for rank in missing()]
+        ascent.shared.finish(jobs, lambda job: confirm_job(session, job, ascent.trainer))
+        state.confirmed += [job.rank for job in jobs if job.rank not in state.confirmed]
+        file.save()
+    for rank in missing():
+        prompts = climb.affordable_prompts(session, file, ascent.plan, count - rank + 1)
+        confirm_rank(session, rank, trainer=ascent.trainer, prompt_count=prompts)
+        state.confirmed += [] if rank in state.confirmed else [rank]
+        file.save()
+    file.step("confirm", time.monotonic() - begin)
+    return [found for found in map(run.confirmed, range(1, count + 1)) if found is not None]
+
+
 def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     """The search that climbs: text, rung 0, short trainings, full training, confirmation, all inside the time budget."""
     from archsearch.acceptance.known import known_observations
@@ -203,25 +229,17 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
             "the supernet rung is left out: it has ranked shapes worse than short trainings of the same cost "
             "(--alpha supernet asks for it)"
         )
-    begin = time.monotonic()
-    result = rung_zero(session)
-    state.steps.setdefault("search", time.monotonic() - begin)
-    ascent = climb.start_climb(session, file, plan, trainer, result.best, known, head_rungs(session, trainer))
-    trained = ascent.climb()
-    run.write_trials(climb.trial_rows(result.trials, state))
-    ranked = write_ranked(session, trained, ascent.standings())
-    text = text_result(session, trainer, ranked, trained)
-    begin = time.monotonic()
-    confirmed = []
-    for rank in range(1, min(request.confirm, len(trained)) + 1):
-        known_result = run.confirmed(rank)
-        if known_result is None or rank not in state.confirmed:
-            prompts = climb.affordable_prompts(session, file, plan, min(request.confirm, len(trained)) - rank + 1)
-            known_result = confirm_rank(session, rank, trainer=trainer, prompt_count=prompts)
-            state.confirmed.append(rank)
-            file.save()
-        confirmed.append(known_result)
-    file.step("confirm", time.monotonic() - begin)
+    with workers_beside(session) as shared:
+        begin = time.monotonic()
+        result = score_spaces(session)
+        state.steps.setdefault("search", time.monotonic() - begin)
+        ascent = climb.start_climb(session, file, plan, trainer, result.best, known, head_rungs(session, trainer))
+        ascent.shared = shared
+        trained = ascent.climb()
+        run.write_trials(climb.trial_rows(result.trials, state))
+        ranked = write_ranked(session, trained, ascent.standings())
+        text = text_result(session, trainer, ranked, trained)
+        confirmed = confirm_trained(ascent, min(request.confirm, len(trained)))
     if state.race is not None and state.race.winner in engine_facts(request.engine).confirms and state.race.winner != INDEPENDENT:
         file.note(
             f"confirmed was the best independent draft; the {state.race.winner} head beside it: archsearch confirm {run.path} "

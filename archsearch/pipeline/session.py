@@ -21,6 +21,7 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.pipeline.executors import ExecutorName
 from archsearch.pipeline.families import FamilySpaces, choose_families, family_spaces, kind_of, named_families
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
 from archsearch.pipeline.mixes import check_flight, read_back
@@ -46,8 +47,8 @@ class SearchRequest:
     trained; 0 ends with the ranking. `domain`: "" for one that follows from the rest (`settled`). `climb`: short
     trainings decide which shapes are trained in full, and `time_budget_s` holds everything. `families`: of drafters; none named:
     all that the engine runs where nothing is trained, else independent drafts. `sampler`: see `search.study.How`; `workers`:
-    processes that score, 0: this one only, and none may join; `pareto`: goals of a set (`search.pareto`); `mix`: what scores are
-    over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`)."""
+    processes that score and train, 0: this one only, and none may join; `executor`: where they run; `pareto`: goals of a set
+    (`search.pareto`); `mix`: what scores are over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`)."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
@@ -72,6 +73,7 @@ class SearchRequest:
     families: tuple[str, ...] = ()
     sampler: Sampler = AUTO
     workers: int = 0
+    executor: ExecutorName = "local"
     pareto: tuple[str, ...] = ()
     mix: Mix | None = None
 
@@ -130,7 +132,7 @@ class SearchRequest:
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
-        free = ("run", "profile", "climb", "workers", "pareto")
+        free = ("run", "profile", "climb", "workers", "executor", "pareto")
         asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
         flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
         flat["storage"] = without_password(self.storage)

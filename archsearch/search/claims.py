@@ -15,7 +15,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,9 +103,43 @@ class Claims:
         if finished or standing is None or standing._trial_id != mine:
             self._close(mine, "somebody else was quicker")
             return
-        with _Beat(self._storage, mine, self.beat_s):
-            result = task.do()
+        try:
+            with _Beat(self._storage, mine, self.beat_s):
+                result = task.do()
+        except BaseException as error:  # given back at once, Ctrl-C and a full disk included
+            with suppress(Exception):  # the work's own error is the one that is told
+                self._close(mine, f"{type(error).__name__} in {self.name}")
+            raise
         self._tell(mine, result)
+
+    @contextmanager
+    def hold(self, key: str) -> Iterator[None]:
+        """A claim that is no task: says that this process is at `key` until the block ends. Earlier ones are closed."""
+        from optuna.trial import TrialState, create_trial
+
+        earlier = self._holders(key)
+        attrs = {KEY: key, WORKER: self.name, ALIVE: 0}
+        mine = self._storage.create_new_trial(self.study._study_id, create_trial(state=TrialState.RUNNING, user_attrs=attrs))
+        for trial in earlier:
+            self._close(trial._trial_id, f"{self.name} goes on")
+        try:
+            with _Beat(self._storage, mine, self.beat_s):
+                yield
+        finally:
+            with suppress(Exception):
+                self._close(mine, "ended")
+
+    def is_held(self, key: str) -> bool:
+        """Whether a process holds `key`, and its counter has moved within `grace_s`."""
+        holders = self._holders(key)
+        self._close_dead({str(trial.number): trial for trial in holders})
+        return bool(holders) and bool(self._holders(key))
+
+    def _holders(self, key: str) -> list[FrozenTrial]:
+        from optuna.trial import TrialState
+
+        trials = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial for trial in trials if trial.user_attrs.get(KEY) == key]
 
     def _tell(self, trial_id: int, result: FrozenTrial) -> None:
         from optuna.exceptions import UpdateFinishedTrialError
@@ -165,13 +200,17 @@ class _Beat:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
+        from optuna.exceptions import UpdateFinishedTrialError
+
         count = 0
         while not self._stop.wait(self._every_s):
             count += 1
             try:
                 self._storage.set_trial_user_attr(self._trial_id, ALIVE, count)
-            except Exception:  # noqa: BLE001 - whatever a storage raises: the claim may have been closed
+            except UpdateFinishedTrialError:  # this process was taken for dead
                 return
+            except Exception:  # noqa: BLE001 - a storage that does not answer now may answer at the next beat
+                continue
 
     def __enter__(self) -> None:
         self._thread.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.search import score_spaces
 from archsearch.pipeline.session import SearchSession
+from archsearch.pipeline.shared_work import POSTED, Job, SharedWork
 from archsearch.pipeline.workers import announce, announced, join
 from archsearch.search.study import Scored
 from archsearch.workload import WorkloadRequest
@@ -23,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 def commands() -> list[list[str]]:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if "archsearch " in line]
+    lines = [line.split(" | ")[0] for block in blocks for line in block.splitlines() if "archsearch " in line]
     return [shlex.split(line[line.rindex("archsearch ") :], comments=True)[1:] for line in lines]
 
 
@@ -55,6 +58,34 @@ def test_a_worker_joins_and_answers_are_the_same(tmp_path: Path) -> None:
         announced(storage, "c")
     assert "is the name of a run folder, not a path" in refused("worker", "--storage", storage, "--run", "../a")
     assert last_json(call("worker", "--storage", storage, "--run", "a", "--json"))["scored_here"] == 0
+
+
+def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
+    """What a worker does once shapes are scored: posted trainings, on the texts of the run, until the search ends."""
+    asked = WorkloadRequest("cpu", context_len=64)
+    files = {"prompts": Path("prompts.jsonl"), "run": Path("runs/a")}
+    known = pipeline.SearchRequest("target", asked, "tiny.yaml", trials=8, answer_tokens=16, confirm=1, workers=1, **files)
+    session = SearchSession.start(known)
+    trainer = session.trainer()
+    trainer.texts.write_training_once(2.0)
+    session.scorer = session.scorer.with_coverage(trainer.texts.coverage())
+    storage = str(session.run.storage_file.resolve())
+    name = announce(session, storage)
+    ranked = score_spaces(session).best
+    jobs = [Job("short", score.architecture, 200) for score in ranked[:2]]
+    work = SharedWork(storage, name, session.run.info["created"])
+    joined: list[dict[str, object]] = []
+    with work.held():
+        work.study.set_user_attr(POSTED, [job.to_dict() for job in [*jobs, Job("confirm", ranked[0].architecture, rank=1)]])
+        thread = threading.Thread(target=lambda: joined.append(join(storage, name, score_spaces)))
+        thread.start()
+        while thread.is_alive() and sum(trial.state.name == "COMPLETE" for trial in work.study.trials) < 2:
+            time.sleep(0.1)
+    thread.join()
+    assert joined[0]["trained_here"] == 2 and joined[0]["folder"] == str(session.run.path.resolve())
+    for job in jobs:
+        assert trainer.train_short(job.shape, job.tokens).tokens >= 200  # read, not trained: the folder has its curve
+    assert not [trial for trial in work.study.trials if not trial.state.is_finished()]
 
 
 def test_all_shapes_are_scored_and_said(tmp_path: Path) -> None:

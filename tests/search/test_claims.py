@@ -1,15 +1,12 @@
-"""Trials that several processes share: each is done once, whoever is killed when; PostgreSQL too, where it is installed."""
+"""Trials that several processes share: each is done once, whoever is killed when: on a journal and on a real PostgreSQL."""
 
 from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +21,7 @@ from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
 from archsearch.search.storage import open_storage
 from archsearch.search.study import How, search
+from tests.doubles.postgres import postgres_server
 
 WORKER = textwrap.dedent(
     """
@@ -52,6 +50,9 @@ def start(storage: str, count: int, pace: float, ready: Path) -> subprocess.Pope
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+MOST_KILLS = 12  # on a busy machine each costs more than it takes until the next
+
+
 def storm(storage: str, count: int, workers: int, pace: float, every_s: float, ready: Path) -> tuple[int, int]:
     """`workers` processes at `count` trials, one of those at work killed every `every_s` seconds and started again; (kills, kills
     that met a worker with a claim)."""
@@ -60,7 +61,7 @@ def storm(storage: str, count: int, workers: int, pace: float, every_s: float, r
     while any(process.poll() is None for process in running):
         time.sleep(0.05)
         alive = [process for process in running if process.poll() is None and (ready / str(process.pid)).exists()]
-        if time.monotonic() - last > every_s and len(alive) > 1:
+        if time.monotonic() - last > every_s and len(alive) > 1 and kills < MOST_KILLS:
             victim = rng.choice(alive)
             os.kill(victim.pid, signal.SIGKILL)
             victim.communicate()
@@ -121,44 +122,13 @@ def test_workers_on_a_journal_that_are_killed_lose_nothing(tmp_path: Path) -> No
     assert kills >= 1
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """A PostgreSQL server of the test's own; skipped where it, or Python's driver, is not installed."""
-    pytest.importorskip("psycopg2")
-    found = shutil.which("initdb") or next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))), None)
-    if found is None:
-        pytest.skip("PostgreSQL is not installed")
-    tools, folder, port = Path(found).parent, Path(tempfile.mkdtemp(prefix="archsearch-pg-")), _free_port()
-    as_user: list[str] = []
-    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
-        if shutil.which("runuser") is None:
-            pytest.skip("PostgreSQL does not run as root")
-        shutil.chown(folder, "nobody")
-        as_user = ["runuser", "-u", "nobody", "--"]
-
-    def run(*command: str) -> None:
-        result = subprocess.run([*as_user, *command], capture_output=True, text=True, cwd="/", check=False)
-        if result.returncode:
-            pytest.skip(f"PostgreSQL does not start here: {(result.stderr or result.stdout)[-300:]}")
-
-    data = str(folder / "data")
-    run(str(tools / "initdb"), "-D", data, "-U", "me", "-A", "trust", "--no-sync")
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-    run(str(tools / "pg_ctl"), "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
-    try:
-        yield f"postgresql+psycopg2://me@127.0.0.1:{port}/postgres"
-    finally:
-        subprocess.run([*as_user, str(tools / "pg_ctl"), "-D", data, "-m", "immediate", "stop"], capture_output=True, cwd="/")
-        shutil.rmtree(folder, ignore_errors=True)
+    with postgres_server() as url:
+        yield url
 
 
 @pytest.mark.slow
 def test_four_workers_on_postgresql_one_killed_every_few_seconds(postgres: str, tmp_path: Path) -> None:
-    kills, taken_over = storm(postgres, 400, 4, 0.05, 4.0, tmp_path)
-    assert kills >= 2, (kills, taken_over)
+    kills, taken_over = storm(postgres, 400, 4, 0.2, 3.0, tmp_path)
+    assert kills >= 5 and taken_over >= 1, (kills, taken_over)

@@ -23,6 +23,7 @@ from archsearch.pipeline.climb.finalists import train_in_full
 from archsearch.pipeline.climb.minutes import split_minutes
 from archsearch.pipeline.climb.supernet import judge_supernet, train_supernet
 from archsearch.pipeline.session import SearchSession
+from archsearch.pipeline.shared_work import Job, SharedWork, train_job
 from archsearch.progress import human_time, say
 from archsearch.runs.state import ClimbState, Fate, Look, PriorRung, RoundEntry, RungRow, StateFile
 from archsearch.search import rungs, study
@@ -39,7 +40,8 @@ LEAST_FINALIST_SHARE: Final = 0.05  # of the budget: with less left, a full trai
 
 @dataclass
 class Climb:
-    """A climb in progress. `pool`: all shapes that are looked at; `out`: those that cannot win, and why."""
+    """A climb in progress. `pool`: all shapes that are looked at; `out`: those that cannot win, and why; `shared`: where others
+    train along."""
 
     session: SearchSession
     trainer: DraftTrainer
@@ -50,6 +52,7 @@ class Climb:
     pool: dict[Architecture, None] = field(default_factory=dict)
     out: dict[Architecture, str] = field(default_factory=dict)
     heads: HeadRungs | None = None
+    shared: SharedWork | None = None
 
     @property
     def state(self) -> ClimbState:
@@ -125,7 +128,11 @@ class Climb:
         if entry is None:
             return False
         start = self.file.clock()
-        for place, shape in enumerate(entry.shapes, start=1):
+        if self.shared is not None:
+            seed = self.session.request.seed
+            jobs = [Job("short", shape, entry.tokens, seed) for shape in entry.shapes]
+            self.shared.finish(jobs, lambda job: train_job(job, self.trainer))
+        for place, shape in enumerate(entry.shapes, start=1):  # what others have trained is read, not done again
             self._train_short(shape, entry.tokens, f"round {number}/{of}, shape {place}/{len(entry.shapes)}")
         self.belief.learn()
         entry.seconds = (entry.seconds or 0.0) + self.file.clock() - start

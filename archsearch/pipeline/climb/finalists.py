@@ -79,7 +79,7 @@ def _train(climb: Climb, entry: FinalistsEntry) -> list[TrainedDraft]:
     names = ", ".join(shape.label() for shape in entry.shapes)
     say(f"rung 2: full training, about {human_time(left_s())}: {names}")
     start = file.clock()
-    drafts = [] if entry.tokens is None else train_alike(trainer, entry.shapes, entry.tokens, left_s, seed)
+    drafts = [] if entry.tokens is None else train_alike(trainer, entry.shapes, entry.tokens, left_s, seed, climb.shared)
     if entry.longer is None:
         best = 0 if alone else best_of(drafts, climb.session.scorer)
         entry.longer = Longer(best, trainer.spent(entry.shapes[best])[1] + left_s())

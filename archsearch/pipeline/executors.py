@@ -1,0 +1,150 @@
+"""Where the workers of a search run: processes of this machine, tasks of a Ray cluster; scripts for SLURM and Kubernetes.
+
+A worker is `archsearch worker --storage URL --run NAME` wherever it runs. It needs the storage, and for trainings the run folder,
+at the same path on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Final, Literal, Protocol
+
+from archsearch.errors import ArchsearchError
+
+ExecutorName = Literal["local", "ray"]
+Script = Literal["slurm", "kubernetes"]
+EXECUTORS: Final[tuple[ExecutorName, ...]] = ("local", "ray")
+SCRIPTS: Final[tuple[Script, ...]] = ("slurm", "kubernetes")
+
+
+class Executor(Protocol):
+    """Starts workers and ends them."""
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """One more worker; `environment`: what it has besides its own."""
+        ...
+
+    def stop(self) -> list[str]:
+        """End all workers; what those said last that had given up before."""
+        ...
+
+
+class LocalProcesses:
+    """Workers as processes of this machine."""
+
+    def __init__(self) -> None:
+        self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        said = tempfile.TemporaryFile()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "archsearch.cli", *command],
+            stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **environment},
+        )  # fmt: skip
+        self._started.append((process, said))
+
+    def stop(self) -> list[str]:
+        words = []
+        for process, _ in self._started:
+            process.terminate()
+        for process, said in self._started:
+            if process.wait() > 0:  # not by this terminate: it had given up before
+                said.seek(0)
+                lines = said.read().decode(errors="replace").strip().splitlines()
+                words.append(lines[-1] if lines else f"exit status {process.returncode}")
+            said.close()
+        self._started = []
+        return words
+
+
+class RayTasks:
+    """Workers as tasks of a Ray cluster that runs already (`RAY_ADDRESS`, else the one of this machine), each on one CPU and,
+    where the search is for one, one GPU. Ray places them; nodes need archsearch and must reach storage and run folder."""
+
+    def __init__(self, gpus: int = 0) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ArchsearchError(
+                "--executor ray needs the Python package ray; install it (pip install 'archsearch[ray]')"
+            ) from error
+        self._ray, self._gpus = ray, gpus
+        if not ray.is_initialized():
+            try:
+                ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False)
+            except (ConnectionError, RuntimeError) as error:
+                said = " ".join(str(error).split())[:160]
+                raise ArchsearchError(
+                    f"no Ray cluster answers ({said}); start one (ray start --head) or set RAY_ADDRESS"
+                ) from error
+        self._tasks: list[Any] = []
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        own = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}  # Ray's to say
+        remote = self._ray.remote(_run_worker).options(num_cpus=1, num_gpus=self._gpus, max_retries=-1)
+        self._tasks.append(remote.remote(list(command), own))
+
+    def stop(self) -> list[str]:
+        ready, waiting = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0) if self._tasks else ([], [])
+        for task in waiting:
+            self._ray.cancel(task, force=True)
+        self._tasks = []
+        return [words for words in self._ray.get(ready) if words]
+
+
+def _run_worker(command: list[str], environment: dict[str, str]) -> str:
+    """On a node of the cluster: one worker to its end; what it said last where it gave up."""
+    done = subprocess.run(
+        [sys.executable, "-m", "archsearch.cli", *command],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+    lines = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else lines[-1] if lines else f"exit status {done.returncode}"
+
+
+def make_executor(name: ExecutorName, gpu: bool) -> Executor:
+    """The executor of a name; `gpu`: whether each worker wants one."""
+    return RayTasks(gpus=1 if gpu else 0) if name == "ray" else LocalProcesses()
+
+
+# -- scripts ------------------------------------------------------------------------------------------------------------------
+
+
+def script_of(kind: Script, command: Sequence[str], count: int, *, gpu: bool, image: str = "archsearch") -> str:
+    """A batch script for SLURM, or a manifest for Kubernetes, that runs `count` workers; each with one GPU where it wants one."""
+    return _slurm(command, count, gpu) if kind == "slurm" else _kubernetes(command, count, gpu, image)
+
+
+def _slurm(command: Sequence[str], count: int, gpu: bool) -> str:
+    lines = ["#!/bin/bash", "#SBATCH --job-name=archsearch-worker", f"#SBATCH --ntasks={count}", "#SBATCH --cpus-per-task=1"]
+    lines += ["#SBATCH --gpus-per-task=1"] if gpu else []
+    return "\n".join(
+        [*lines, "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}", f"srun {shlex.join(['archsearch', *command])}", ""]
+    )
+
+
+def _kubernetes(command: Sequence[str], count: int, gpu: bool, image: str) -> str:
+    """A job of `count` pods; a pod that dies is begun again. As YAML, each text quoted as JSON quotes it."""
+    import yaml
+
+    container: dict[str, Any] = {"name": "worker", "image": image, "args": list(command)}
+    container["resources"] = {"limits": {"cpu": "1", **({"nvidia.com/gpu": "1"} if gpu else {})}}
+    container["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
+    manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "archsearch-worker"},
+        "spec": {
+            "parallelism": count,
+            "completions": count,
+            "backoffLimit": 10 * count,
+            "template": {"spec": {"restartPolicy": "OnFailure", "containers": [container]}},
+        },
+    }
+    return str(yaml.safe_dump(json.loads(json.dumps(manifest)), sort_keys=False))

@@ -1,0 +1,116 @@
+"""Where workers run: processes, a stand-in for Ray's interface, scripts for SLURM and Kubernetes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from archsearch.errors import ArchsearchError
+from archsearch.pipeline.executors import LocalProcesses, RayTasks, make_executor, script_of
+from tests.cli.commands import call, refused
+
+WORKER = ("worker", "--storage", "postgresql+psycopg2://me@db/as", "--run", "my run")
+
+
+class MadeUpRay(ModuleType):
+    """The part of Ray that is used; a task runs when it is asked for."""
+
+    def __init__(self, cluster: bool = True) -> None:
+        super().__init__("ray")
+        self.cluster, self.asked, self.cancelled = cluster, [], []  # type: ignore[var-annotated]
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **options: Any) -> None:
+        if not self.cluster:
+            raise ConnectionError("Could not find any running Ray instance")
+        assert options["address"] == "auto"
+
+    def remote(self, function: Any) -> Any:
+        ray = self
+
+        class Task:
+            def options(self, **options: Any) -> Any:
+                self.wanted = options
+                return self
+
+            def remote(self, *arguments: Any) -> int:
+                ray.asked.append((function, arguments, self.wanted))
+                return len(ray.asked) - 1
+
+        return Task()
+
+    def wait(self, tasks: list[int], **_: Any) -> tuple[list[int], list[int]]:
+        return tasks[:1], tasks[1:]
+
+    def cancel(self, task: int, force: bool) -> None:
+        self.cancelled.append(task)
+
+    def get(self, tasks: list[int]) -> list[str]:
+        return [self.asked[task][0](*self.asked[task][1]) for task in tasks]
+
+
+def test_ray_places_workers_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = MadeUpRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    executor = make_executor("ray", gpu=True)
+    assert isinstance(executor, RayTasks)
+    for _ in range(2):
+        executor.start(["no-such-command"], {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "GPU-1"})
+    _, (command, environment), wanted = ray.asked[0]
+    assert command == ["no-such-command"] and environment == {"OMP_NUM_THREADS": "1"}  # which GPU is Ray's to say
+    assert wanted["num_gpus"] == 1 and wanted["num_cpus"] == 1
+    (words,) = executor.stop()  # the first had given up
+    assert "no-such-command" in words and ray.cancelled == [1]
+    assert executor.stop() == []
+
+
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", MadeUpRay(cluster=False))
+    with pytest.raises(ArchsearchError, match="no Ray cluster answers .*ray start --head"):
+        make_executor("ray", gpu=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ArchsearchError, match=r"pip install 'archsearch\[ray\]'"):
+        make_executor("ray", gpu=False)
+    command = ("search", "--target", "llama-3.2-1b", "--gpu", "l4", "--engine", "vllm", "--alpha", "0.7", "--trials", "4")
+    assert "pip install" in refused(*command, "--workers", "2", "--executor", "ray", "--run", "runs/a")
+
+
+def test_processes_that_gave_up_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = LocalProcesses()
+    executor.start(["no-such-command"], {})
+    executor._started[0][0].wait()
+    (words,) = executor.stop()
+    assert "no-such-command" in words
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_scripts(gpu: bool) -> None:
+    slurm = script_of("slurm", WORKER, 16, gpu=gpu)
+    checked = subprocess.run(["bash", "-n"], input=slurm, text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+    lines = slurm.splitlines()
+    assert lines[0] == "#!/bin/bash" and "#SBATCH --ntasks=16" in lines and ("#SBATCH --gpus-per-task=1" in lines) == gpu
+    assert lines[-1] == "srun archsearch worker --storage postgresql+psycopg2://me@db/as --run 'my run'"
+    job = yaml.safe_load(script_of("kubernetes", WORKER, 4, gpu=gpu, image="me/archsearch:1"))
+    assert (job["apiVersion"], job["kind"], job["spec"]["parallelism"], job["spec"]["completions"]) == ("batch/v1", "Job", 4, 4)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "me/archsearch:1" and container["args"] == list(WORKER)
+    assert ("nvidia.com/gpu" in container["resources"]["limits"]) == gpu
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+
+
+def test_the_command_prints_a_script_and_joins_nothing() -> None:
+    command = ("worker", "--storage", "postgresql+psycopg2://me@nowhere/as", "--run", "a", "--folder", "/mnt/a", "--count", "3")
+    text = call(*command, "--script", "slurm", "--gpus").stdout
+    assert "#SBATCH --ntasks=3" in text and "#SBATCH --gpus-per-task=1" in text
+    assert text.rstrip().endswith("archsearch worker --storage postgresql+psycopg2://me@nowhere/as --run a --folder /mnt/a")
+    job = yaml.safe_load(call(*command, "--script", "kubernetes").stdout)
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"][-2:] == ["--folder", "/mnt/a"]
