@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
 RANKS = (1, 2, 4, 8)
-AS_FAST: Final = 0.10  # of a step: what a CPU's profile cannot tell apart
+AS_FAST: Final = 0.05  # of a step: what a CPU's profile cannot tell apart
 TYPICAL_ALPHA: Final = 0.5  # for choosing a dtype only
 GAMMAS: Final = (1, 2, 3, 4)
 NOTHING_KNOWN = "nothing was measured for this target before"
@@ -215,7 +215,11 @@ def _profiled(
     own = {name: model for name, model in models.items() if model.engine_ is not None}
     models = own or models  # what the engine itself was measured in, where it was
 
-    best = _fastest_dtype(models, target, {name: _workload(asked, device, target, name, mode) for name in models})
+    workloads = {name: _workload(asked, device, target, name, mode) for name in models}
+    best = _fastest_dtype(models, target, workloads)
+    step_s = {name: models[name].decode_s(target, workloads[name]).value for name in models}
+    first = min(step_s, key=lambda name: step_s[name])
+    slower = "" if first == best else f"; alone the target decodes {step_s[best] / step_s[first] - 1:.1%} faster in {first}"
     return LatencySource(
         models[best],
         device,
@@ -223,7 +227,10 @@ def _profiled(
         mode,
         device.threads,
         {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best, "mode": mode, "origin": profile.origin},
-        _words(profile, device, best, mode) + kernel_words(profile, target, best) + _engine_words(models[best], device, engine),
+        _words(profile, device, best, mode)
+        + slower
+        + kernel_words(profile, target, best)
+        + _engine_words(models[best], device, engine),
         engine,
         models[best].rounds,
     )
