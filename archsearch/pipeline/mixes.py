@@ -42,7 +42,10 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
 
 
 def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
-    """The request with the batch size and context of the mix's heaviest part, and the server that the mix names."""
+    """The request with the batch size and context of the mix's heaviest part, and the server that the mix names.
+
+    Raises ArchsearchError where mix and request name different tensor parallelism.
+    """
     changes: dict[str, Any] = {}
     for name in ("tensor_parallel", "draft_tensor_parallel"):
         told, given = getattr(mix, name), getattr(asked, name)
@@ -68,7 +71,10 @@ def one_kind(asked: WorkloadRequest) -> Mix:
 
 
 def with_limits(mix: Mix, load: LoadRequest) -> Mix:
-    """The mix with the limits that were given as options instead of its own."""
+    """The mix with the limits that were given as options instead of its own.
+
+    Raises ArchsearchError for one that is not positive.
+    """
     given = {name: getattr(load, option) for name, option in LIMITS.items() if getattr(load, option) is not None}
     if low := [name for name, value in given.items() if not value > 0]:
         option = f"--{LIMITS[low[0]].replace('_', '-')}"

@@ -145,7 +145,10 @@ def schedule_head(
     session: SearchSession, family: str, engine: str | None = None, batch_sizes: Sequence[int] = ()
 ) -> dict[str, Any]:
     """The same of a trained head of the run, with tokens a round as they were replayed; written to heads/<family>/schedule.json,
-    where `export --family` finds it."""
+    where `export --family` finds it.
+
+    Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
+    """
     from archsearch.drafts.heads import head_folder, load_head, trained_heads
     from archsearch.models.named_drafters import resolve_drafter
     from archsearch.pipeline.heads import head_family_of, unscheduled_words
