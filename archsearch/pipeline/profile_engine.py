@@ -12,6 +12,7 @@ from archsearch.acceptance.lookup import Ngram
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.medusa import Medusa
 from archsearch.drafters.registry import family
 from archsearch.engine_facts import EngineFacts, engine_facts
 from archsearch.engines.measure.drafted import DraftedCase
@@ -178,14 +179,17 @@ def drafted_cases(target: Architecture, facts: EngineFacts, base: Path) -> list[
     """
     rows = target.vocab_size
     heads: list[tuple[Drafter, tuple[int, ...]]] = []
-    for kind, layers, gammas in (("eagle3", (1, 3), DRAFTED_GAMMAS), ("peagle", (2, 5), ((2,), (4,)))):
+    plans: tuple[tuple[str, tuple[int, int], tuple[tuple[int, ...], ...]], ...] = (
+        ("eagle3", (1, 3), DRAFTED_GAMMAS), ("peagle", (2, 5), ((2,), (4,))),
+    )  # fmt: skip
+    for kind, layers, sweeps in plans:
         if kind in facts.confirms:
             for number, (depth, share) in enumerate(zip(layers, (6, 1.5), strict=True)):
                 usual = family(kind).usual(target)
                 decoder = usual.architecture.replace(num_hidden_layers=depth, draft_vocab_size=int(rows / share))
-                heads.append((replace(usual, architecture=decoder), gammas[number]))
+                heads.append((replace(usual, architecture=decoder), sweeps[number]))
     if "medusa" in facts.confirms:
-        heads += [(replace(family("medusa").usual(target), heads=4, shared_head=True), gammas) for gammas in ((2,), (4,))]
+        heads += [(Medusa(target, heads=4, shared_head=True), each) for each in ((2,), (4,))]
     cases = []
     for number, (drafter, gammas) in enumerate(heads):
         folder = base / f"{drafter.family}-{number}"

@@ -150,7 +150,7 @@ def race(climb: Climb, drafts: list[TrainedDraft]) -> list[TrainedDraft]:
         climb.file.save()
     for entry in rivals:
         _train(climb, heads, entry, state.race.seconds)
-    places = {entry.family: entry.measured.value for entry in rivals if entry.state == "trained"}
+    places: dict[str, float] = {entry.family: entry.measured.value for entry in rivals if entry.state == "trained"}
     places[INDEPENDENT] = climb.measured(drafts[best]).speedup.value
     if not state.race.winner:
         _decide(climb, state.race, places)
