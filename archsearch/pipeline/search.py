@@ -129,7 +129,7 @@ def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) ->
         storage=request.storage or session.run.storage_file,
         about=session.about(),
         progress=progress,
-        how=study.How(request.sampler, shared=request.workers > 0),
+        how=study.How(request.sampler, shared=request.workers > 0, regret=True),
     )
 
 
@@ -167,6 +167,7 @@ def outcome(
         "trials": result.finished,
         "invalid": result.invalid,
         "scored": [space.to_dict() for space in result.spaces],
+        "regrets": [regret.to_dict() for regret in result.regrets],
         "best": [score.to_dict() for score in ranked],
         "rivals": [rival.to_dict() for rival in rivals(session.scorer, result.best)] if not session.request.confirm else [],
         "next": [] if confirmed else [step.to_dict() for step in next_steps(session, result.best)],

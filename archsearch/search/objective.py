@@ -93,6 +93,8 @@ class Score:
     `drafter` None: an independent draft of that `architecture`. Of a drafter that does not draft in every round tau is over all
     rounds and alpha of those that draft. `assumed`: why its acceptance is no more than a belief (`acceptance.families.ASSUMED`).
     `mix`: what it is worth over a mix of work; `speedup` and `tpot_s` are then over the mix, the rest is of its heaviest part.
+    `regret`: by which share its `worth` lies below the exact best of (a part of) the space, where a search did not score all
+    of it (`search.regret`).
     """
 
     rank: int | None
@@ -117,6 +119,7 @@ class Score:
     drafter: Drafter | None = None
     assumed: str = ""
     mix: MixScore | None = None
+    regret: float | None = None
 
     @property
     def worth(self) -> float:
@@ -154,6 +157,8 @@ class Score:
             value = getattr(self, field.name)
             result[field.name] = value.to_dict() if isinstance(value, Estimate | Architecture | MixScore) else value
         result["drafter"] = self.proposer.to_dict()
+        if self.regret is None:  # nothing to say of it, as in files of before
+            del result["regret"]
         return result
 
     @classmethod
@@ -177,7 +182,7 @@ class Score:
 ESTIMATES: Final = (
     "alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha", "round_s", "host_s",
 )  # fmt: skip
-LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter", "assumed", "mix")
+LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter", "assumed", "mix", "regret")
 """Fields that score.json of earlier versions does not have."""
 
 

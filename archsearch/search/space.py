@@ -123,7 +123,7 @@ class SearchSpace:
     """Dimensions with choices, absolute or relative to a target, and limits. Made by `load_space` or `from_dict`.
 
     `family`, `extras`: what drafts, and the choices that only such a drafter has. `draft_ranks`, `longest`: how the draft will be
-    served, see `served`; no part of the file.
+    served, see `served`, `kept`: which choices are left, see `part`; no part of the file.
     """
 
     name: str
@@ -135,6 +135,7 @@ class SearchSpace:
     longest: int | None = None
     family: str = Independent.family
     extras: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    kept: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def served(self, draft_ranks: int = 1, longest: int | None = None) -> SearchSpace:
         """The same space for drafts sharded over `draft_ranks` devices and sequences of at most `longest` tokens.
@@ -143,6 +144,10 @@ class SearchSpace:
         full attention, which it is.
         """
         return replace(self, draft_ranks=draft_ranks, longest=longest)
+
+    def part(self, kept: Mapping[str, tuple[int, ...]]) -> SearchSpace:
+        """The same space with some of the choices of its dimensions for a target, by their indices."""
+        return replace(self, kept=tuple(kept.items()))
 
     def within(self, layers: int | None, states: int | None) -> SearchSpace:
         """The same space for an engine that runs heads of so many layers at most, on so many hidden states; None: of any."""
@@ -459,6 +464,9 @@ def _parse_window(text: str) -> tuple[str, int | None]:
 
 @lru_cache(maxsize=64)
 def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ...]:
+    if space.kept:
+        kept, found = dict(space.kept), _dimensions(replace(space, kept=()), target)
+        return tuple(replace(item, choices=tuple(item.choices[i] for i in kept[item.name])) for item in found)
     given = dict(space.choices)
     result = []
     for name, options in space.extras:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from archsearch.search.claims import GRACE_S, Claims, Task
 from archsearch.search.exact import Ranking, exact_grid, rank_all
 from archsearch.search.identity import identity_of, open_study
 from archsearch.search.objective import Score, Scorer
+from archsearch.search.regret import Regret, regret_of
 from archsearch.search.samplers import AUTO, Sampler, walk_of
 from archsearch.search.space import SearchSpace
 from archsearch.search.storage import open_storage, storage_errors
@@ -49,11 +50,13 @@ class SearchProgress:
 @dataclass(frozen=True, slots=True)
 class How:
     """How a space is searched. `sampler`: `auto` scores all of it where that is possible and walks elsewhere. `shared`: other
-    processes may search along in the same storage (`search.claims`), one that is silent for `grace_s` is taken for dead."""
+    processes may search along in the same storage (`search.claims`), one that is silent for `grace_s` is taken for dead.
+    `regret`: of a walk, say what it missed of the exact best (`search.regret`)."""
 
     sampler: Sampler = AUTO
     shared: bool = False
     grace_s: float = GRACE_S
+    regret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,13 @@ class Scored:
 class SearchResult:
     """What a search found. `best`: distinct feasible scores, best first, ranked; `trials`: one row per trial, as in
     trials.csv; `spaces`: how much of each space was scored; `scored_here`: trials that this process scored, where
-    several do."""
+    several do; `regrets`: of each space that was not scored in full, what its search missed of the exact best."""
 
     best: list[Score]
     trials: list[dict[str, Any]]
     spaces: tuple[Scored, ...] = ()
     scored_here: int = 0
+    regrets: tuple[Regret, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -230,6 +234,7 @@ def search(
     rows: list[dict[str, Any]] = []
     feasible: list[Score] = []
     best: Score | None = None
+    best_at: tuple[int, ...] = ()
     done = 0
     grid = exact_grid(space, scorer) if how.sampler == AUTO else None
     ranking = None if grid is None else rank_all(scorer, grid, trials, _all_progress(progress))
@@ -251,7 +256,8 @@ def search(
             walk.tell(candidate, (over, *_order(score)))  # those over a limit last, the least over it first
             if over <= 0.0:
                 feasible.append(score)
-                best = score if best is None or _order(score) < _order(best) else best
+                if best is None or _order(score) < _order(best):
+                    best, best_at = score, candidate.indices
             if progress is not None:
                 progress(SearchProgress(done, trials, best))
     record.end()
@@ -263,8 +269,12 @@ def search(
         )
     ranked = _distinct(sorted(feasible, key=_order))
     counted = Scored(space.name, scored, ranking is not None or walk.exhausted)
+    name = "walk" if how.sampler == AUTO else how.sampler
+    regret = regret_of(space, scorer, best, best_at, name) if how.regret and not counted.exact else None
+    if regret is not None:
+        ranked = [replace(score, regret=max(0.0, 1.0 - score.worth / regret.exact)) for score in ranked]
     best_ranked = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
-    return SearchResult(best_ranked, rows, (counted,), record.here)
+    return SearchResult(best_ranked, rows, (counted,), record.here, () if regret is None else (regret,))
 
 
 def _generations(space: SearchSpace, scorer: Scorer, ranking: Ranking | None, walk: Walk) -> Iterator[list[Candidate]]:
@@ -295,7 +305,8 @@ def merged(results: Sequence[SearchResult]) -> SearchResult:
     best = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
     trials = [{**row, "number": number} for number, row in enumerate(rows)]
     here = sum(result.scored_here for result in results)
-    return SearchResult(best, trials, tuple(space for result in results for space in result.spaces), here)
+    spaces = tuple(space for result in results for space in result.spaces)
+    return SearchResult(best, trials, spaces, here, tuple(regret for result in results for regret in result.regrets))
 
 
 def trial_row(number: int, candidate: Candidate, trial: FrozenTrial) -> dict[str, Any]:

@@ -42,6 +42,28 @@ def _scored_words(spaces: Sequence[Mapping[str, Any]]) -> str:
     return f"; all shapes were scored: {', '.join(whole)}" if whole else ""
 
 
+def regret_lines(regrets: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How far the best of each walk lies below the exact best of its space, or of the part of it that was scored in full."""
+    none = [regret for regret in regrets if regret["regret"] < NO_REGRET]
+    lines = [
+        f"Regret: {regret['sampler']}'s best of {regret['space']} is {regret['regret']:.2%} below the exact best "
+        f"({regret['exact_speedup']:.3f}x) of {_regret_of(regret)}."
+        for regret in regrets
+        if regret["regret"] >= NO_REGRET
+    ]
+    if none:
+        told = ", ".join(f"{_regret_of(regret)} ({regret['space']})" for regret in none)
+        lines.append(f"Regret: none; {none[0]['sampler']} found the exact best of {told}.")
+    return lines
+
+
+NO_REGRET = 5e-5  # what 0.00 % would say
+
+
+def _regret_of(regret: Mapping[str, Any]) -> str:
+    return f"all {regret['shapes']:,} shapes" if regret["whole"] else f"{regret['shapes']:,} shapes, a part of them"
+
+
 def search_text(result: dict[str, Any]) -> str:
     """The workload, what each rung did, and the summary of the run folder."""
     workload, free = result["workload"], result["free_layers"]
@@ -54,6 +76,7 @@ def search_text(result: dict[str, Any]) -> str:
         f"Latency: {result['latency']}.",
         f"Acceptance prior: {result['prior']}.",
         f"{result['trials']} trials in space {result['space']}{_scored_words(result.get('scored', []))}.",
+        *(line for text in regret_lines(result.get("regrets", [])) for line in wrap(text, 110)),
         *(
             []
             if free is None
