@@ -19,22 +19,24 @@ from archsearch.cli.output import emit
     metavar="FILE",
     help="Write it as a page as well.",
 )
+@click.option(
+    "--report", "in_report", is_flag=True, help="Make it a section of the first run's report as well (compare.json there)."
+)
 @json_option
-def compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
+def compare(runs: tuple[Path, ...], html: Path | None, in_report: bool, as_json: bool) -> None:
     """What differs between runs and why another draft won: each condition of the first swapped for the other's, term by term.
 
     \b
     archsearch compare runs/h100 runs/a100
     archsearch compare runs/batch-1 runs/batch-8 runs/batch-64 --json
     """
-    from archsearch.files import write_text
-    from archsearch.pipeline.compare import compare_runs
-    from archsearch.report.compare import compare_section
+    from archsearch.pipeline.compare import compare_runs, write_into_report
+    from archsearch.report import write_comparison
     from archsearch.report.terminal.compare import compare_text
 
     data = compare_runs(runs).to_dict()
     if html is not None:
-        head = "<!doctype html><meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>Runs</title>"
-        head += "<style>body{font-family:sans-serif;margin:1rem}.wide{overflow-x:auto}td,th{padding:.2rem .6rem}</style>"
-        write_text(html, f"{head}{compare_section(data)}\n")
+        write_comparison(html, data)
+    if in_report:
+        write_into_report(runs[0], data)
     emit(data, compare_text(data), as_json)

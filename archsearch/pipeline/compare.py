@@ -14,13 +14,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch import files
 from archsearch.errors import ArchsearchError
+from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.latency import acceptance_for, choose_latency
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.report.mixes import full_words
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import WRONG_SHAPE
-from archsearch.runs.run import Run, open_run
+from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms, error_by_term
 from archsearch.traffic.mix_scorer import MixScorer
@@ -248,6 +250,13 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     notes = tuple(f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why)
     winners = tuple(Winner.of(item.score, item.measured()) for item in opened)
     return Comparison(tuple(item.name for item in opened), conditions, winners, pairs, notes)
+
+
+def write_into_report(path: Path, data: Mapping[str, Any]) -> Path:
+    """Keep what `Comparison.to_dict` says in a run's folder and write its report again; the report's path."""
+    run = open_run(path)
+    files.write_json(run.path / COMPARE_FILE, data)
+    return write_report(run)
 
 
 def _pair(first: _Opened, second: _Opened, conditions: Mapping[str, tuple[str, ...]], number: int) -> Pair:

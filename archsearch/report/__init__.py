@@ -6,7 +6,7 @@ that are (overhead, which candidates cannot be told apart, rounding steps) says 
 
 from archsearch.report.charts import Chart, Series
 from archsearch.report.headline import Headline, headline
-from archsearch.report.page import write_figures, write_html
+from archsearch.report.page import write_comparison, write_figures, write_html
 from archsearch.report.phrases import MANTISSA_BITS, SOURCES
 from archsearch.report.reading import Reading, Shown, candidates, complete_trials, groups, read_run
 from archsearch.report.terminal.summary import BEST_SHOWN, summary_text
@@ -26,6 +26,7 @@ __all__ = [
     "read_run",
     "summary_text",
     "headline",
+    "write_comparison",
     "write_figures",
     "write_html",
 ]

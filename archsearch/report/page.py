@@ -16,6 +16,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.progress import human_time
 from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.charts import Chart, Figures
+from archsearch.report.compare import compare_section
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.foretold import section_elsewhere, section_time, section_why
 from archsearch.report.headline import Headline, headline, with_text
@@ -70,15 +71,24 @@ def page_of(run: Run) -> tuple[str, list[Chart]]:
     parts.append(_section_rungs(reading.climb))
     parts.append(section_learning(reading))
     parts.append(section_plots(run, reading, head.lead, figures))
+    if reading.comparison is not None:
+        parts.append(compare_section(reading.comparison, figures))
     parts.append(_section_missing(run, reading))
     parts.append(_section_provenance(run))
     parts.append(section_reproduce(run))
     parts.append(_section_next(head))
     title = html.escape(f"archsearch: {run.arguments.get('target', '')} on {run.info['device'].get('key', '')}")
-    return _page(title, "\n".join(part for part in parts if part), figures.charts), figures.charts
+    return html_page(title, "\n".join(part for part in parts if part), figures.charts), figures.charts
 
 
-def _page(title: str, body: str, charts: Sequence[Chart]) -> str:
+def write_comparison(path: Path, data: Mapping[str, Any]) -> None:
+    """What `Comparison.to_dict` says as a page of its own."""
+    figures = Figures()
+    body = compare_section(data, figures)
+    files.write_text(path, html_page(f"archsearch: {html.escape(', '.join(data['runs']))}", body, figures.charts))
+
+
+def html_page(title: str, body: str, charts: Sequence[Chart]) -> str:
     """The page around `body`; a browser that holds to its policy runs nothing but the page's own scripts, and asks nobody."""
     nonce = secrets.token_hex(12)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; img-src data: blob:"

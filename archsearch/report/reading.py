@@ -16,7 +16,7 @@ from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.curves import CURVES_FILE, Curves
 from archsearch.runs.fields import as_estimate, read_or_tell
 from archsearch.runs.load import LOAD_FILES, LoadRecord
-from archsearch.runs.run import RUNGS_FILE, Run
+from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, planned_schedule
 from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextVerdict
 from archsearch.schedule import GammaSchedule
@@ -75,7 +75,8 @@ class Reading:
     """A run folder as the report sees it.
 
     `finalists`: training records of finalists/; `climb`: rungs.json, {} without one; `problems`: one line for each file that is
-    there and cannot be read; `text`: the verdict on its text, `curves`: curves.json, None without one.
+    there and cannot be read; `text`: the verdict on its text, `curves`: curves.json, None without one;
+    `comparison`: compare.json, None without one.
     """
 
     candidates: list[Shown]
@@ -84,10 +85,13 @@ class Reading:
     problems: list[str]
     text: TextVerdict | None = None
     curves: Curves | None = None
+    comparison: dict[str, Any] | None = None
 
 
 def read_run(run: Run) -> Reading:
     """Everything the report shows; a broken file costs its own part of the report and is told in `problems`."""
+    from archsearch.report.compare import checked_comparison  # draws on the terminal's tables, which read runs
+
     problems: list[str] = []
     found = [item for item in (_candidate(run, rank, problems) for rank in run.ranks()) if item is not None]
     numbers = groups(run, [item.score for item in found])
@@ -100,6 +104,7 @@ def read_run(run: Run) -> Reading:
         problems=problems,
         text=read_or_tell(run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict.from_dict, problems),
         curves=read_or_tell(run.path / CURVES_FILE, "curves", Curves.from_dict, problems),
+        comparison=read_or_tell(run.path / COMPARE_FILE, "comparison", checked_comparison, problems),
     )
 
 

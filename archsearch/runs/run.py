@@ -30,6 +30,7 @@ from archsearch.search.objective import Score
 from archsearch.text.prompt_set import LEAST_HELDOUT
 
 SCHEMA_VERSION: Final = 1
+COMPARE_FILE: Final = "compare.json"  # this run beside others: `compare --report` writes it
 RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it
 # Arguments that a continued run may change: they say how far to go, not what is searched.
 FREE_ARGUMENTS: Final = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")

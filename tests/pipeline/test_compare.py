@@ -80,3 +80,20 @@ def test_the_command_its_json_and_its_page(runs: dict[str, Path], tmp_path: Path
     data["runs"][0] = data["pairs"][0]["first"] = "<script>alert(1)</script>"
     assert "<script>" not in compare_section(data)
     assert "two runs or more" in refused("compare", str(runs["one"]))
+
+
+def test_a_comparison_is_a_section_of_the_report(runs: dict[str, Path]) -> None:
+    """With its chart, also when the report is written again; a broken file costs its own part only."""
+    call("compare", str(runs["one"]), str(runs["many"]), "--report")
+    report = runs["one"] / "report.html"
+    call("report", str(runs["one"]))
+    text = report.read_text(encoding="utf-8")
+    assert "Runs side by side" in text and 'data-chart="compare-1"' in text and "what the engine adds" in text
+    data = json.loads((runs["one"] / "compare.json").read_text(encoding="utf-8"))
+    data["pairs"][0]["here"]["terms"]["tau"] = float("nan")
+    for broken in ({"runs": ["a"]}, data):
+        (runs["one"] / "compare.json").write_text(json.dumps(broken))
+        call("report", str(runs["one"]))
+        text = report.read_text(encoding="utf-8")
+        assert "Files that could not be read" in text and "Runs side by side" not in text and "The best candidates" in text
+    (runs["one"] / "compare.json").unlink()
