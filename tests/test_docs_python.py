@@ -48,6 +48,7 @@ def test_every_documented_command_is_one(page: str, line: str) -> None:
     """Its options exist and take such values; `...` stands for what a reader fills in."""
     words = shlex.split(line, comments=True)
     words = words[words.index("archsearch") + 1 :]
+    words = words[: words.index("|")] if "|" in words else words  # what another command reads
     command: click.Command = main
     # With the group's own settings: a command keeps the help option of the first context that asks it.
     context = click.Context(main, info_name="archsearch", **main.context_settings)

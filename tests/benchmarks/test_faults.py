@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import EVENTS, STAGES, done_twice, faults, half_written, records
+from benchmarks.faults import EVENTS, done_twice, faults, half_written, records
 
 
 def test_what_is_half_written_is_seen(tmp_path: Path) -> None:
@@ -62,8 +62,9 @@ def test_what_is_done_twice_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_command_that_is_killed_resumes(tmp_path: Path) -> None:
-    outcomes = faults(10, 1, tmp_path)
-    assert [outcome.stage for outcome in outcomes] == [stage.name for stage in STAGES]
+def test_a_search_that_is_killed_resumes(tmp_path: Path) -> None:
+    """The other commands: `python benchmarks/faults.py`, minutes each."""
+    outcomes = faults(4, 1, tmp_path, only=("search",))
+    assert [outcome.stage for outcome in outcomes] == ["search"]
     assert all(outcome.clean and outcome.resumed == outcome.lives for outcome in outcomes), outcomes
-    assert sum(outcome.kills for outcome in outcomes) == 10
+    assert sum(outcome.kills for outcome in outcomes) == 4

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from archsearch.engine_facts import engine_facts
 from archsearch.engines import registry
 from archsearch.engines.measure.under_load import LoadResult, Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
@@ -433,7 +434,9 @@ def test_a_killed_engine_profile_goes_on_where_it_stopped(session: SearchSession
     complete.write_text("\n".join([*lines, *own[: marks[2]]]) + "\n")
     left = len(Profile.load(folder).rows)
     assert engine_profile(ref, drafts) == len(keys) - left
-    assert len(starts(made)) == 4 and not any(entry == "start 0" for entry in starts(made))
+    # Four of drafts, then two of each family whose rounds are measured.
+    families = {"eagle3", "peagle", "medusa", "ngram"} & set(engine_facts("vllm").confirms)
+    assert len(starts(made)) == 4 + 2 * len(families) and not any(entry == "start 0" for entry in starts(made))
     same = set(Profile.load(folder).rows) == keys  # so every draft had the gammas that it has without a kill
     assert same
     assert not list(folder.glob(".engine-*"))
