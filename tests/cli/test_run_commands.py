@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.commands import SEARCH, call, files_in, last_json, refused
 
 
