@@ -339,11 +339,17 @@ def paired_errors(hits: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
     return {"alone": float(np.median(alphas.std(1))), "difference": float(np.median(pairs))}
 
 
-def short_levels(alphas: dict[Architecture, float], tokens: int) -> dict[Architecture, tuple[float, float]]:
+def short_levels(
+    alphas: dict[Architecture, float], tokens: int, full: AcceptanceContext
+) -> dict[Architecture, tuple[float, float]]:
     """Where shapes will stand among each other after the full training, by what the climb knows of catching up."""
+    prior = PriorAcceptance().fit([])
+    now = dataclasses.replace(full, trained_tokens=float(tokens))
+    come = {arch: logit(prior.predict(arch, full).alpha.value) - logit(prior.predict(arch, now).alpha.value) for arch in alphas}
     logits = {arch: logit(clamped(alpha)) for arch, alpha in alphas.items()}
     centre, (spread, std) = float(np.mean(list(logits.values()))), catch_up(tokens)
-    return {arch: (centre + (level - centre) / spread, std) for arch, level in logits.items()}
+    mean = float(np.mean(list(come.values())))
+    return {arch: (centre + (level - centre) / spread + come[arch] - mean, std) for arch, level in logits.items()}
 
 
 def predicted_finals(
@@ -362,8 +368,8 @@ def predicted_finals(
             others = fit_prior([curve for other, curve in curves.items() if other != arch], NEUTRAL)
             ways["own early curve"].append(extrapolate(early[arch], bench.tokens, others))
             at = min(curve[-1].tokens for curve in early.values())
-            levels = short_levels({other: curve[-1].alpha for other, curve in early.items() if other != arch}, at)
             asked = dataclasses.replace(context, trained_tokens=float(bench.tokens))
+            levels = short_levels({other: curve[-1].alpha for other, curve in early.items() if other != arch}, at, asked)
             rung = ExtrapolatedAcceptance(levels, growth(others, at, bench.tokens), asked)
             ways["never trained"].append(rung.predict(arch, asked).alpha)
         for way, found in ways.items():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from archsearch import speedup as speculation
-from archsearch.acceptance.estimator import AcceptanceEstimator, AcceptanceObservation
+from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, AcceptanceObservation
 from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.acceptance.supernet import SupernetAcceptance
@@ -55,7 +55,7 @@ class Belief:
             end = max(self.full_tokens or at, at)
             context = replace(context, trained_tokens=float(end))
             shared = fit_prior(curves)
-            stands = levels(looked, shared)
+            stands = levels(looked, shared, self.capacity(context))
             # What is trained here is known better from here than from an earlier run on other text.
             others = [item for item in self.known if item.architecture not in stands]
             fitted = ExtrapolatedAcceptance(
@@ -82,6 +82,16 @@ class Belief:
         end, epoch = self.full_tokens or rungs.FIRST_TOKENS, self.full_epoch or self.epoch_tokens
         here, further = effective_tokens(end, epoch), effective_tokens(1.1 * end, epoch)
         return curve_slope(round(here)) * math.log(further / here) / math.log(1.1)
+
+    def capacity(self, full: AcceptanceContext) -> Callable[[Architecture, int], float]:
+        """Of a shape and the tokens it has seen: what its size and depth have yet to bring by the full training, in
+        logit(alpha), beside what more tokens bring to every shape; by the prior and earlier runs."""
+        prior = PriorAcceptance().fit(self.known)
+
+        def at(shape: Architecture, tokens: float) -> float:
+            return speculation.logit(prior.predict(shape, replace(full, trained_tokens=tokens)).alpha.value)
+
+        return lambda shape, seen: at(shape, float(full.trained_tokens or seen)) - at(shape, float(seen))
 
     def supernet(self) -> SupernetAcceptance | None:
         """What a supernet says, where one was trained: alpha of its slices, and the prior for the rest."""
@@ -116,12 +126,17 @@ class Belief:
         return rungs.draws_of(mean, rungs.belief(gaps, slopes, level))
 
 
-def levels(shorts: Mapping[Architecture, ShortTraining], shared: CurvePrior) -> dict[Architecture, tuple[float, float]]:
+def levels(
+    shorts: Mapping[Architecture, ShortTraining],
+    shared: CurvePrior,
+    to_come: Callable[[Architecture, int], float] = lambda shape, tokens: 0.0,
+) -> dict[Architecture, tuple[float, float]]:
     """Where each trained shape will stand among them when all are trained in full: (logit(alpha), std of its own error), at
     the tokens of the longest.
 
     Round by round: the mean of a round's shapes is where the round before left them (newcomers count at the mean), and each
-    one's distance from it is what `catch_up` leaves of it.
+    one's distance from it is what `catch_up` leaves of it, and how far its size and depth will take it from the others yet
+    (`to_come`, of a shape and the tokens it has seen): young drafts of any size look alike.
     """
     result: dict[Architecture, tuple[float, float]] = {}
     marks = sorted({short.tokens for short in shorts.values()})  # tokens at the end of each round
@@ -138,11 +153,15 @@ def levels(shorts: Mapping[Architecture, ShortTraining], shared: CurvePrior) -> 
         # Those that go on are the better ones: their mean is kept where it was, not at that of all.
         anchor = float(np.mean(before)) if before else centre
         spread, std = rungs.catch_up(mark)
+        coming = {shape: to_come(shape, mark) for shape in measured}
+        mean_coming = float(np.mean(list(coming.values())))
         for short in group:
             # The texts are the same for all, so only paired differences of alpha count; four others are enough.
             paired = max((paired_logit_std(short, other) for other in group[:4] if other is not short), default=0.0)
             own = math.hypot(std, paired / math.sqrt(2.0))  # of one shape: half of the variance of a difference
-            result[short.architecture] = (anchor + (measured[short.architecture] - centre) / spread, own)
+            shape = short.architecture
+            apart = (measured[shape] - centre) / spread + coming[shape] - mean_coming
+            result[shape] = (anchor + apart, own)
         done = mark
     return result
 
