@@ -1,6 +1,6 @@
 """The texts of a run: what the target wrote for its prompts, in folders of the run.
 
-text/        the target's greedy answers to the training prompts, with its hidden states
+text/        the target's greedy answers to the training prompts, with its hidden states; in bfloat16 where that is faster
 plain/       plain text with the target's states, where a file was given
              further text, where there was time for it: `drafts.growth` says what and in which folders
 heldout/     greedy answers to the held-out prompts: acceptance is measured on one half, the other confirms
@@ -45,10 +45,11 @@ class RunTexts:
         self.growth = Growth(self)
 
     def writer(self) -> Any:
-        """The target as it writes what drafts learn from: in the dtype in which this run's text was begun, at first the run's."""
+        """The target as it writes what drafts learn from: in the dtype in which this run's text was begun, at first in the
+        fastest (`LoadedTarget.fast_dtype`). Held-out text is written in the run's own, as the user decodes."""
         path = self.folder / "text" / "cache.json"
         if not path.exists():
-            return self.target.model()
+            return self.target.model(self.target.fast_dtype())
         settings = read_json(path, "text cache")["fingerprint"]["settings"]
         return self.target.model(settings["dtype"].removeprefix("torch."))
 

@@ -82,7 +82,7 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues its checkpoint."""
     session = SearchSession.reopen(path)
     score = session.run.score(rank)
-    check_independent(score, "training")
+    check_independent(score, "training", path)
     check_weights(session.target)
     trainer = session.trainer()
     try:
@@ -129,7 +129,7 @@ def export_rank(
     engines = check_engines(engines)
     run = open_run(path)
     candidate = run.candidate(rank)
-    check_independent(candidate.score, "exporting")
+    check_independent(candidate.score, "exporting", path)
     if not candidate.has_weights and not allow_untrained:
         raise MissingDataError(
             f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank {rank} "

@@ -156,7 +156,7 @@ def _case(session: SearchSession, request: LoadRequest, choice: EngineChoice) ->
     """What is to be run, refused where the engine cannot or the memory does not hold it. Loads nothing."""
     name = choice.name or session.request.engine
     score, folder = session.run.score(request.rank), session.run.best_dir(request.rank)
-    check_independent(score, "confirming")
+    check_independent(score, "confirming", session.run.path)
     synthetic = request.synthetic or not has_weights(folder)
     concurrencies = sorted(set(request.concurrencies))
     check_choice(choice, name, synthetic=synthetic, schedule=request.schedule, concurrency=concurrencies[-1])

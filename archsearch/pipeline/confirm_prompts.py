@@ -110,7 +110,7 @@ def confirm_rank(
     run, choice = session.run, choice or EngineChoice()
     name = choice.name or session.request.engine
     score, folder = run.score(rank), run.best_dir(rank)
-    check_independent(score, "confirming")
+    check_independent(score, "confirming", run.path)
     if not has_weights(folder):
         raise MissingDataError(
             f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path} --rank {rank}), or prove its shape "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
@@ -138,10 +139,17 @@ def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
     ]
 
 
-def check_independent(score: Score, what: str) -> None:
-    """Raise ArchsearchError where a rank is of a family for which `what` is not done yet."""
-    if score.family != INDEPENDENT:
+def check_independent(score: Score, what: str, run: Path) -> None:
+    """Raise ArchsearchError where a rank is of a family for which `what` ("training", "confirming" or "exporting") is not done
+    by rank, with the command that does it where there is one."""
+    if score.family == INDEPENDENT:
+        return
+    command = {"training": "train", "confirming": "confirm", "exporting": "export"}[what]
+    name = f"rank {score.rank} is of the family {score.family} ({score.proposer.label()})"
+    if score.family in HEAD_FAMILIES or (score.family == "ngram" and what == "confirming"):
+        gamma = f" --gamma {score.gamma}" if what == "training" else ""
         raise ArchsearchError(
-            f"rank {score.rank} is of the family {score.family} ({score.proposer.label()}): {what} is done for independent "
-            "drafts only for now (EAGLE-3 and Medusa heads are trained apart: docs/heads.md)"
+            f"{name}: such drafters are named by their family, not by rank: archsearch {command} {run} "
+            f"--family {score.family}{gamma}"
         )
+    raise ArchsearchError(f"{name}: {what} is done for independent drafts, EAGLE-3 and Medusa heads only (docs/heads.md)")

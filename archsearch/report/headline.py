@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
+from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.report.mixes import objective_words
 from archsearch.report.phrases import (
     SOURCES,
@@ -286,13 +287,13 @@ def _next_of_family(path: str, lead: Shown, independent: int | None) -> list[tup
     steps = []
     if lead.score.engine in ENGINES and lead.score.family not in ENGINES[lead.score.engine].unscheduled:
         steps.append(("Its best gamma by batch size", f"archsearch schedule {path} --rank {lead.rank}"))
-    if independent is not None:
-        steps.append(
-            (
-                "archsearch trains and confirms independent drafts only for now: the best of them",
-                f"archsearch train {path} --rank {independent} --budget 30m",
-            )
-        )
+    family, gamma = lead.score.family, lead.score.gamma
+    if family in HEAD_FAMILIES:
+        train = f"archsearch train {path} --family {family} --gamma {gamma} --budget 30m"
+        steps.append(("Train a head of this family (its layer has the target's shape) on text the target writes", train))
+    elif independent is not None:
+        words = "archsearch trains independent drafts, EAGLE-3 and Medusa heads; the best independent draft"
+        steps.append((words, f"archsearch train {path} --rank {independent} --budget 30m"))
     return steps
 
 

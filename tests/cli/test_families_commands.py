@@ -56,11 +56,14 @@ def test_a_head_that_was_found_reads_back_from_its_config(searched: tuple[dict, 
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 16, 29]
 
 
-def test_what_is_not_done_yet_for_a_family_is_one_line(searched: tuple[dict, Path], tmp_path: Path) -> None:
+def test_what_is_not_done_by_rank_is_one_line_that_names_the_command(searched: tuple[dict, Path], tmp_path: Path) -> None:
     result, run = searched
-    ngram, medusa = str(rank_of(result, "ngram")), str(rank_of(result, "medusa"))
-    for arguments in (("train", str(run)), ("export", str(run), "--output", str(tmp_path / "out")), ("confirm", str(run))):
-        assert "is done for independent drafts only for now" in refused(*arguments, "--rank", ngram)
+    ngram, medusa, eagle3 = (str(rank_of(result, name)) for name in ("ngram", "medusa", "eagle3"))
+    for arguments in (("train", str(run)), ("export", str(run), "--output", str(tmp_path / "out"))):
+        assert "is done for independent drafts, EAGLE-3 and Medusa heads only" in refused(*arguments, "--rank", ngram)
+    assert f"archsearch confirm {run} --family ngram" in refused("confirm", str(run), "--rank", ngram)
+    assert f"archsearch train {run} --family eagle3 --gamma " in refused("train", str(run), "--rank", eagle3)
+    assert f"archsearch export {run} --family medusa" in refused("export", str(run), "--output", "x", "--rank", medusa)
     assert "it has no schedule for the family medusa" in refused("schedule", str(run), "--rank", medusa)
     assert "does not run medusa" in refused("schedule", str(run), "--rank", medusa, "--engine", "sglang")
 
