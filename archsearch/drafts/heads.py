@@ -20,7 +20,6 @@ from archsearch.drafts.vocabulary import stored_vocabulary
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
 from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
-from archsearch.models.drafts import save_tokenizer
 from archsearch.models.files import has_weights
 from archsearch.progress import ProgressLine
 
@@ -186,6 +185,7 @@ class HeadTrainer:
         """The folder that engines load, with the target's tokenizer."""
         import torch
 
+        from archsearch.models.drafts import save_tokenizer
         from archsearch.training.heads.eagle3 import Eagle3Head
         from archsearch.training.heads.folder import save_eagle3, save_medusa
 

@@ -1,30 +1,39 @@
 """`archsearch confirm --family`: drafters of several kinds beside one another in a real engine, prompt by prompt.
 
-Every prompt runs with the target alone and with each drafter, back to back. A head's acceptance in the engine is checked against
-what held-out text foretold: an engine that reads other layers than the head was trained on says nothing and accepts less.
+Every prompt runs with the target alone and with each drafter, back to back. Beside each measured speed-up stands the one foretold
+from the profile and held-out text, and beside the order of the drafters the order foretold. A head's acceptance in the engine is
+checked against what held-out text foretold: an engine that reads other layers than the head was trained on says nothing and
+accepts less.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.lookup import Ngram
+from archsearch.drafters.lookup import NGram
 from archsearch.drafts.heads import head_folder, load_head, trained_heads
+from archsearch.drafts.records import load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
+from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
 from archsearch.pipeline.confirm_prompts import check_tokenizer, confirming_prompts
-from archsearch.pipeline.engine_choice import EngineChoice, check_choice, engine_settings, engine_target
+from archsearch.pipeline.engine_choice import EngineChoice, check_choice, engine_settings, engine_target, serving_scorer
+from archsearch.pipeline.family_results import head_score, replayed, texts_at_hand
 from archsearch.pipeline.heads import head_family_of
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
+from archsearch.search.objective import Score, Scorer
 
 if TYPE_CHECKING:
     from archsearch.engines.measure.by_prompt import Confirmation
@@ -77,11 +86,18 @@ def confirm_families(session: SearchSession, request: FamilyRequest, choice: Eng
     dtype = session.source.dtype
     found = _measured(session, trainer, choice, name, candidates, asked, sampling, dtype)
     exact = found if dtype == "float32" else _exact(session, trainer, choice, name, candidates, asked)
-    rows = [_row(candidate, found.get(candidate.family), exact.get(candidate.family)) for candidate in candidates]
+    scorer, words = serving_scorer(session, name)
+    length = statistics.fmean(len(prompt.token_ids) for prompt in asked)
+    scorer = scorer.at_context(round(length + sampling.max_new_tokens / 2))
+    scores = [_foretold_score(session, scorer, candidate, request.rank) for candidate in candidates]
+    rows = [
+        _row(candidate, score, found.get(candidate.family), exact.get(candidate.family))
+        for candidate, score in zip(candidates, scores, strict=True)
+    ]
     result = {
         "run": str(session.run.path), "engine": name, "dtype": dtype, "prompts": len(asked), "threads": session.source.threads,
         "baseline_tokens_per_s": next((row["baseline_tokens_per_s"] for row in rows if "baseline_tokens_per_s" in row), None),
-        "rows": rows,
+        "rows": rows, "order": order_of(rows), "latency": words,
     }  # fmt: skip
     _write(session.run.path, name, result)
     return result
@@ -173,16 +189,58 @@ def _exact(
         return {}
 
 
-def _row(candidate: _Candidate, outcome: Confirmation | None, exact: Confirmation | None) -> dict[str, Any]:
+def _foretold_score(session: SearchSession, scorer: Scorer, candidate: _Candidate, rank: int) -> Score | None:
+    """The score of a drafter at its gamma, its tokens a round as held-out text has them; None where that text is not there."""
+    gamma, target = candidate.gamma, session.target.architecture
+    try:
+        if candidate.family == "ngram":
+            known = replayed(texts_at_hand(session), candidate.family, [gamma])
+            assert known.share is not None and known.taus is not None
+            drafter = NGram.usual(target).with_share(known.share.value)
+            return scorer.measured(drafter, known.acceptance.alpha, known.taus, gammas=[gamma])
+        if candidate.family == "independent":
+            draft = load_trained(session.run.score(rank).architecture, session.run.best_dir(rank))
+            return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
+        head = load_head(candidate.source)
+        return head_score(session, head, {gamma: head.replays[gamma].estimate()}, scorer)
+    except (ArchsearchError, KeyError):  # no held-out text, or none long enough for such a round
+        return None
+
+
+def order_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The drafters by speed-up as foretold and as measured, and the pairs that came out the other way round: `inside` where the
+    two speed-ups lie no further apart than their error bars, foretold or measured. None with fewer than two to compare."""
+    known = [row for row in rows if row.get("predicted_speedup") is not None and "speedup" in row]
+    if len(known) < 2:
+        return None
+    told = {row["family"]: Estimate(row["predicted_speedup"], row["predicted_std"], "modelled") for row in known}
+    seen = {row["family"]: Estimate(row["speedup"]["value"], row["speedup"]["std"], "measured") for row in known}
+    swapped = []
+    for one, other in itertools.combinations(told, 2):
+        if (told[one].value - told[other].value) * (seen[one].value - seen[other].value) < 0:
+            inside = any(
+                abs(found[one].value - found[other].value) <= math.hypot(found[one].std, found[other].std)
+                for found in (told, seen)
+            )
+            swapped.append({"pair": [one, other], "inside": inside})
+    names = {"predicted": told, "measured": seen}
+    by_gain = {name: sorted(found, key=lambda family: -found[family].value) for name, found in names.items()}
+    return {**by_gain, "swapped": swapped}
+
+
+def _row(candidate: _Candidate, score: Score | None, outcome: Confirmation | None, exact: Confirmation | None) -> dict[str, Any]:
     """One drafter as it stands in the comparison."""
     row: dict[str, Any] = {"family": candidate.family, "gamma": candidate.gamma, "foretold_by_position": list(candidate.foretold)}
+    if score is not None:
+        row |= {"predicted_tau": score.tau.to_dict(), "predicted_std": score.speedup.std}
     if outcome is None:
         return row | {"note": "proposed nothing on these prompts"}
     identical = (
         None if exact is None else {"prompts": exact.identical_output.prompts, "identical": exact.identical_output.identical}
     )
     warning = suspicious(candidate.foretold, outcome.accepted_by_position, outcome.rounds)
-    return row | outcome.to_dict() | {"identical_output_float32": identical, "warning": warning}
+    data = outcome.to_dict(None if score is None else score.speedup.value)
+    return row | data | {"identical_output_float32": identical, "warning": warning}
 
 
 def suspicious(foretold: Sequence[float], counted: Sequence[float], rounds: int) -> str | None:

@@ -28,7 +28,7 @@ from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
 from archsearch.models.named_drafters import resolve_drafter
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
-from archsearch.search.objective import Score
+from archsearch.search.objective import Score, Scorer
 
 if TYPE_CHECKING:
     from archsearch.pipeline.climb.families import HeadRungs
@@ -72,15 +72,16 @@ def replayed_families(session: SearchSession, texts: Sequence[LookupText]) -> di
 def texts_at_hand(session: SearchSession) -> list[LookupText]:
     """What the run's target has written for held-out prompts, else the user's own texts (`--text`); [] where there is none, or
     no tokenizer to read them."""
-    from archsearch.models.load import load_tokenizer
-    from archsearch.text.cache import TextCache
-    from archsearch.text.encode import read_texts
-
     folder = session.run.path / "heldout"
     if (folder / "done.json").exists():
+        from archsearch.text.cache import TextCache
+
         return texts_of(TextCache.load(folder).sequences)
     if session.request.text is None:
         return []
+    from archsearch.models.load import load_tokenizer  # torch: seconds that a search without texts need not wait
+    from archsearch.text.encode import read_texts
+
     try:
         tokenizer = load_tokenizer(session.target)
     except MissingDataError:
@@ -194,13 +195,16 @@ def compare_families(path: Path) -> list[FamilyResult]:
     return family_results(session, session.trainer(), trained)
 
 
-def head_score(session: SearchSession, head: TrainedHead, taus: Mapping[int, Estimate] | None = None) -> Score:
-    """The score of a trained head by what was measured of it, or at other `taus`."""
+def head_score(
+    session: SearchSession, head: TrainedHead, taus: Mapping[int, Estimate] | None = None, scorer: Scorer | None = None
+) -> Score:
+    """The score of a trained head by what was measured of it, or at other `taus`; by another scorer than the session's."""
     drafter: Drafter = resolve_drafter(str(head.folder), session.target).drafter
     measured = {gamma: each.estimate() for gamma, each in head.replays.items()}
     first = head.conditional[0]
     std = math.sqrt(first * (1.0 - first) / max(float(head.record["heldout"].get("chains", 0) or 1000), 1.0))
-    return session.scorer.measured(drafter, Estimate(first, std, "measured"), dict(taus) if taus is not None else measured)
+    known = dict(taus) if taus is not None else measured
+    return (scorer or session.scorer).measured(drafter, Estimate(first, std, "measured"), known)
 
 
 def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from archsearch.acceptance.lookup import Ngram
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import parameters
+from archsearch.architecture.counts import parameters, weight_bytes_per_pass
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.medusa import Medusa
 from archsearch.drafters.registry import family
@@ -28,13 +29,15 @@ from archsearch.pipeline.profile_request import ProfileRequest
 from archsearch.pipeline.stand_ins import can_run, random_draft, write_shape
 from archsearch.profiles import DraftedShape, Profile
 from archsearch.progress import ProgressLine
-from archsearch.workload import Workload
+from archsearch.workload import DTYPE_BYTES, Workload
 
 ENGINE_DRAFTS = 6
 """Drafts with random weights that an engine of its own is profiled with."""
 DRAFTED_BATCHES: Final = (1, 2, 4, 8)
 DRAFTED_GAMMAS: Final = ((2, 4, 1, 3), (5, 2, 4, 1))
 """Gamma at each of DRAFTED_BATCHES, of two drafters."""
+ENGINE_BYTES: Final = 3 << 30
+"""Memory of an engine on a CPU beside its weights: libraries, buffers, a small cache."""
 
 
 def check_engine_request(request: ProfileRequest) -> None:
@@ -56,12 +59,65 @@ def profile_engine(
     dtype: str,
     mode: str = "eager",
     *,
-    slowdown: Any = None,
+    slowdown: Callable[[], float] = lambda: 1.0,
 ) -> int:
     """Measure the passes of `request.engine_name` in it (or, where it does not tell them, what it adds to the profile's) and
     record the rows; what is known is not measured again. Returns the number of new rows.
-    Raises ArchsearchError without a target.
+
+    On a CPU with room for two engines times are divided by plain steps of the target alone, in a second one; `slowdown` says
+    elsewhere how slow the machine is. Raises ArchsearchError without a target.
     """
+    with _plain_steps(request, profile, device, dtype, slowdown) as probe:
+        return _profile_passes(request, profile, device, shapes, dtype, mode, probe)
+
+
+@contextmanager
+def _plain_steps(
+    request: ProfileRequest, profile: Profile, device: Device, dtype: str, otherwise: Callable[[], float]
+) -> Iterator[Callable[[], float]]:
+    """What says how slow the machine is: plain steps where a second engine has room; their reference is kept in the profile."""
+    from archsearch.engines.engine import EngineSettings
+    from archsearch.engines.measure.plain_steps import PlainSteps
+    from archsearch.engines.registry import make_engine
+
+    name, ref = request.engine_name, request.target_ref
+    if ref is None or device.kind != "cpu" or not can_run(name, ref):
+        yield otherwise
+        return
+    weights = weight_bytes_per_pass(ref.architecture, DTYPE_BYTES[dtype])
+    if 2.5 * (weights + ENGINE_BYTES) > device.memory_bytes:  # two engines, half of a target for the draft
+        yield otherwise
+        return
+    settings = EngineSettings(dtype=dtype, max_len=128, threads=device.threads, python=request.engine_python)
+    key = f"{name} {dtype}"
+    known = profile.probe_reference_s.get(key)
+    probe = PlainSteps(
+        lambda: make_engine(name, settings),
+        engine_target(ref),
+        ref.architecture.vocab_size,
+        reference_s=known,
+        otherwise=otherwise,
+    )
+    try:
+        yield probe
+    finally:
+        probe.stop()
+        if known is None and probe.reference_s is not None:
+            profile.probe_reference_s[key] = probe.reference_s
+            if profile.folder is not None:
+                profile.save_header()
+
+
+def _profile_passes(
+    request: ProfileRequest,
+    profile: Profile,
+    device: Device,
+    shapes: Sequence[Architecture],
+    dtype: str,
+    mode: str,
+    slowdown: Callable[[], float],
+) -> int:
+    """`profile_engine` with what says how slow the machine is."""
     import tempfile
 
     from archsearch.engines.engine import EngineSettings, EngineStep
@@ -122,7 +178,7 @@ def profile_engine(
                 mode=mode,
                 vocabulary=ref.architecture.vocab_size,
                 batches=batches,
-                slowdown=slowdown or (lambda: 1.0),
+                slowdown=slowdown,
                 passes_s=passes_s if base_model is not None else None,
                 known=known,
             )
@@ -132,7 +188,13 @@ def profile_engine(
 
 
 def profile_drafted(
-    request: ProfileRequest, profile: Profile, device: Device, dtype: str, mode: str = "eager", *, slowdown: Any = None
+    request: ProfileRequest,
+    profile: Profile,
+    device: Device,
+    dtype: str,
+    mode: str = "eager",
+    *,
+    slowdown: Callable[[], float] = lambda: 1.0,
 ) -> int:
     """Measure what rounds take with drafters that are no models (one law a family), on a CPU, where the engine tells the target's
     pass of each step; families that have their rows are left out. Returns the number of new rows."""
@@ -165,7 +227,7 @@ def profile_drafted(
                 cases,
                 {"engine": name, "dtype": dtype, "mode": mode},
                 ref.architecture.vocab_size,
-                slowdown=slowdown or (lambda: 1.0),
+                slowdown=slowdown,
                 record=profile.record,
                 progress=line,
             )

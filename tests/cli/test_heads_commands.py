@@ -18,6 +18,7 @@ from archsearch.drafters.lookup import NGram
 from archsearch.engines import registry
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline import SearchSession, family_results
+from archsearch.pipeline.confirm_families import order_of
 from archsearch.pipeline.families import FamilySpaces
 from archsearch.pipeline.family_results import compare_families, with_replays
 from archsearch.report.terminal.search import family_lines
@@ -207,8 +208,27 @@ def test_drafters_are_compared_prompt_by_prompt(with_heads: Path, monkeypatch: p
     assert kept == result
     first = json.loads((with_heads / "runs/a/heads/eagle3/confirmed-transformers.json").read_text())
     assert first["gamma"] == 2 and first["foretold_by_position"] and first["identical_output_float32"] is not None
+    head = json.loads((with_heads / "runs/a/heads/eagle3/training.json").read_text())
+    assert first["predicted_tau"]["value"] == head["heldout"]["tau"]["2"]["value"] and first["predicted_speedup"] > 0
+    assert first["relative_error"] == pytest.approx(first["predicted_speedup"] / first["speedup"]["value"] - 1.0)
+    assert set(result["order"]["predicted"]) == set(result["order"]["measured"]) >= {"eagle3", "medusa", "independent"}
     text = call("confirm", "runs/a", *families[:4], "--gamma", "2", "--count", "4").stdout
     assert "target alone" in text and "EAGLE-3 head" in text and "Medusa heads" in text
+    assert "order foretold" in text or "Foretold order" in text
+
+
+def test_an_order_that_is_wrong_is_told_with_whether_error_bars_allow_it() -> None:
+    def row(family: str, predicted: float, measured: float, std: float = 0.02) -> dict[str, object]:
+        speedup = {"value": measured, "std": std, "source": "measured"}
+        return {"family": family, "predicted_speedup": predicted, "predicted_std": 0.05, "speedup": speedup}
+
+    assert order_of([row("eagle3", 2.0, 2.1)]) is None, "one drafter has no order"
+    right = order_of([row("eagle3", 2.0, 1.9), row("medusa", 1.5, 1.6), {"family": "ngram", "note": "proposed nothing"}])
+    assert right == {"predicted": ["eagle3", "medusa"], "measured": ["eagle3", "medusa"], "swapped": []}
+    near = order_of([row("eagle3", 2.0, 1.90), row("medusa", 1.98, 2.1)])
+    assert near is not None and near["swapped"] == [{"pair": ["eagle3", "medusa"], "inside": True}]
+    wrong = order_of([row("eagle3", 2.0, 1.5), row("medusa", 1.5, 2.0)])
+    assert wrong is not None and wrong["swapped"] == [{"pair": ["eagle3", "medusa"], "inside": False}]
 
 
 def test_comparisons_that_cannot_be_are_refused(with_heads: Path) -> None:

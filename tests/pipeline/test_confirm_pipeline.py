@@ -436,7 +436,8 @@ def test_a_killed_engine_profile_goes_on_where_it_stopped(session: SearchSession
     assert engine_profile(ref, drafts) == len(keys) - left
     # Four of drafts, then two of each family whose rounds are measured.
     families = {"eagle3", "peagle", "medusa", "ngram"} & set(engine_facts("vllm").confirms)
-    assert len(starts(made)) == 4 + 2 * len(families) and not any(entry == "start 0" for entry in starts(made))
+    # The one plain start is of the engine that says how slow the machine is; the target alone is not measured again.
+    assert len(starts(made)) == 4 + 2 * len(families) + 1 and starts(made).count("start 0") == 1
     same = set(Profile.load(folder).rows) == keys  # so every draft had the gammas that it has without a kill
     assert same
     assert not list(folder.glob(".engine-*"))

@@ -34,9 +34,11 @@ def head_text(result: dict[str, Any], run: Path) -> str:
 
 def families_text(result: dict[str, Any], run: Path) -> str:
     """The target alone and every drafter, one line each."""
-    header = ("drafter", "gamma", "tokens/step", "accepted by position", "round", "tokens/s", "speed-up", "identical")
+    header = (
+        "drafter", "gamma", "tokens/step", "accepted by position", "round", "tokens/s", "speed-up", "predicted", "identical",
+    )  # fmt: skip
     alone = result["baseline_tokens_per_s"]
-    cells = [("target alone", "-", "1", "-", "-", f"{alone:.1f}" if alone else "-", "1", "-")]
+    cells = [("target alone", "-", "1", "-", "-", f"{alone:.1f}" if alone else "-", "1", "-", "-")]
     notes = []
     for row in result["rows"]:
         title = TITLES.get(row["family"], row["family"])
@@ -54,6 +56,7 @@ def families_text(result: dict[str, Any], run: Path) -> str:
                 f"{1e3 * row['round_s']:.1f} ms",
                 f"{row['tokens_per_s']:.1f}",
                 plus_minus(row["speedup"]),
+                plus_minus(_predicted(row)),
                 f"{exact['identical']}/{exact['prompts']}" if exact else "-",
             )
         )
@@ -61,5 +64,25 @@ def families_text(result: dict[str, Any], run: Path) -> str:
             notes.append(f"{title} proposed in {row['drafting_share']:.0%} of the steps; acceptance is of those.")
         if row["warning"]:
             notes.append(f"{title}: {row['warning']}.")
+    notes += _order_lines(result.get("order"))
     head = f"{result['prompts']} prompts in {result['engine']}, {result['dtype']}, each with every drafter in turn:"
     return "\n".join([head, "", table(cells, header), *notes, "", f"Kept in {run / 'heads'}."])
+
+
+def _predicted(row: dict[str, Any]) -> dict[str, Any] | None:
+    value = row.get("predicted_speedup")
+    return None if value is None else {"value": value, "std": row["predicted_std"]}
+
+
+def _order_lines(order: dict[str, Any] | None) -> list[str]:
+    """Whether the drafters came out in the order foretold."""
+    if order is None:
+        return []
+    names = [TITLES.get(family, family) for family in order["predicted"]]
+    if not order["swapped"]:
+        return [f"They came out in the order foretold: {', '.join(names)}."]
+    lines = [f"Foretold order: {', '.join(names)}."]
+    for swap in order["swapped"]:
+        pair = " and ".join(TITLES.get(family, family) for family in swap["pair"])
+        lines.append(f"{pair} came out the other way round, {'inside' if swap['inside'] else 'OUTSIDE'} their error bars.")
+    return lines
