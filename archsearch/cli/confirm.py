@@ -59,7 +59,7 @@ from archsearch.errors import ArchsearchError
     "families",
     multiple=True,
     metavar="F",
-    help="Compare drafters prompt by prompt: independent, eagle3, medusa (trained before), ngram; repeat for more (vllm).",
+    help="Compare drafters prompt by prompt: independent, eagle3, peagle, medusa (trained before), ngram; repeatable (vllm).",
 )
 @engine_python_option("python")
 @click.option("--server-url", metavar="URL", help="A running vLLM server with the draft, instead of starting the engine.")

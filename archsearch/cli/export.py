@@ -35,7 +35,9 @@ from archsearch.errors import ArchsearchError
     type=click.IntRange(min=1, max=16),
     help="Draft tokens a round where there is no schedule (default: the schedule's at batch 1, the confirmed one, the score's).",
 )
-@click.option("--family", default="independent", show_default=True, metavar="F", help="A trained head instead: eagle3 or medusa.")
+@click.option(
+    "--family", default="independent", show_default=True, metavar="F", help="A trained head instead: eagle3, peagle or medusa."
+)
 @click.option("--allow-untrained", is_flag=True, help="Export a candidate without weights: its shape only.")
 @json_option
 def export(

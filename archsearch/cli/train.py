@@ -22,20 +22,20 @@ from archsearch.errors import ArchsearchError
     default="independent",
     show_default=True,
     metavar="F",
-    help="What to train: the ranked draft (independent), or an EAGLE-3 head (eagle3) or Medusa heads (medusa) for the target.",
+    help="What to train: the ranked draft (independent), or a head: eagle3, peagle (all tokens in one pass), medusa.",
 )
 @click.option("--gamma", type=click.IntRange(min=1, max=16), help="Of a head: draft tokens a round to train for. Default: 3.")
 @click.option(
     "--head-rows",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of a head: tokens of the vocabulary it keeps. Default: 4096 (eagle3), 2048 (medusa).",
+    help="Of a head: tokens of the vocabulary it keeps. Default: 4096, 2048 (medusa).",
 )
-@click.option("--layers", type=click.IntRange(min=1, max=4), help="Of an EAGLE-3 head. Default: 1.")
+@click.option("--layers", type=click.IntRange(min=1, max=4), help="Of an EAGLE-3 or P-EAGLE head. Default: 1 and 2.")
 @click.option(
     "--aux-layers",
     metavar="I,J,K",
-    help="Of an EAGLE-3 head: the layers of the target whose inputs it reads. Default: 2, half of all, and the third last.",
+    help="Of an EAGLE-3 or P-EAGLE head: the target's layers whose inputs it reads. Default: 2, half of all, the third last.",
 )
 @json_option
 def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_head: Any) -> None:
@@ -45,6 +45,7 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
     archsearch train runs/demo --budget 30m
     archsearch train runs/demo --rank 2 --budget 10m
     archsearch train runs/demo --family eagle3 --gamma 3 --budget 10m
+    archsearch train runs/demo --family peagle --gamma 5 --budget 10m
     archsearch train runs/demo --family medusa --budget 2m
     """
     from archsearch.runs.lock import run_lock
@@ -53,7 +54,9 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
     if family == "independent":
         named = [name for name, value in of_head.items() if value is not None]
         if named:
-            raise ArchsearchError(f"--{named[0].replace('_', '-')} is for heads; add --family eagle3 or medusa, or leave it out")
+            raise ArchsearchError(
+                f"--{named[0].replace('_', '-')} is for heads; add --family eagle3, peagle or medusa, or leave it out"
+            )
         from archsearch.pipeline import train_rank
         from archsearch.report.terminal.train import train_text
 

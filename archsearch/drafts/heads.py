@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 FOLDER: Final = "heads"
 RECORD: Final = "training.json"
 CHAINS: Final = "chains.npz"
-HEAD_ROWS: Final[dict[HeadFamily, int]] = {"eagle3": 4096, "medusa": 2048}  # of the vocabulary, unless something else is asked
+# Unless something else is asked: rows of the vocabulary, and layers (published P-EAGLE heads have four).
+HEAD_ROWS: Final[dict[HeadFamily, int]] = {"eagle3": 4096, "medusa": 2048, "peagle": 4096}
+HEAD_LAYERS: Final[dict[HeadFamily, int]] = {"eagle3": 1, "medusa": 1, "peagle": 2}
 LONGEST_CHAIN: Final = 16
 LOSSES_KEPT: Final = 500  # of the loss curve, in training.json
 TRAINABLE: Final = ("llama", "mistral", "qwen2")
@@ -42,7 +44,8 @@ TRAINABLE: Final = ("llama", "mistral", "qwen2")
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
     """What is trained. `gamma`: draft tokens a round, which the head is trained for; `rows`: tokens its vocabulary keeps (None:
-    the family's usual, HEAD_ROWS); `layers`, `aux_layers`: of an EAGLE-3 head, whose inputs it reads (empty: 2, n / 2, n - 3).
+    the family's usual, HEAD_ROWS); `layers`, `aux_layers`: of an EAGLE-3 or P-EAGLE head, whose inputs it reads (empty: 2, n / 2,
+    n - 3).
     """
 
     family: HeadFamily
@@ -61,6 +64,11 @@ class HeadPlan:
                 f"a head needs a gamma of 1 to {LONGEST_CHAIN}, a layer and a vocabulary, got gamma {self.gamma}, "
                 f"{self.layers} layers, {self.rows} rows"
             )
+
+    @classmethod
+    def usual(cls, family: HeadFamily, gamma: int) -> HeadPlan:
+        """A head as it is trained unless something else is asked."""
+        return cls(family, gamma, layers=HEAD_LAYERS[family])
 
     def head_rows(self, vocab_size: int) -> int:
         return min(self.rows or HEAD_ROWS[self.family], vocab_size)
@@ -119,7 +127,7 @@ class HeadTrainer:
         folder, trainer = self.folder(plan.family), self.trainer
         caches, choosing = trainer.texts.all_training(), trainer.texts.choosing()
         start = time.monotonic()
-        auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family == "eagle3" else None
+        auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family != "medusa" else None
         auxiliary_s = time.monotonic() - start
         vocabulary = stored_vocabulary(folder, plan.head_rows(caches[0].vocab_size), caches, trainer.tokenizer)
         head = self._initial(plan, vocabulary.token_ids, auxiliary, seed)
@@ -178,8 +186,15 @@ class HeadTrainer:
             return initialise_medusa(target, plan.gamma, kept).to(self.trainer.device)
         decoder: Architecture = usual_head(self.trainer.target.architecture, "eagle3").decoder
         decoder = decoder.replace(num_hidden_layers=plan.layers, draft_vocab_size=len(kept))
-        head = initialise_eagle3(target, eagle3_config(decoder, target), auxiliary.layers, kept, seed)
+        mask = self._mask_token() if plan.family == "peagle" else None
+        head = initialise_eagle3(target, eagle3_config(decoder, target), auxiliary.layers, kept, seed, mask)
         return head.to(self.trainer.device)
+
+    def _mask_token(self) -> int:
+        """What the further rows of a P-EAGLE head read: a token that says nothing in text."""
+        tokenizer = self.trainer.tokenizer
+        found = next((i for i in (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id) if i is not None), 0)
+        return int(found)
 
     def _save(self, head: Head, folder: Path, cache: TextCache) -> None:
         """The folder that engines load, with the target's tokenizer."""

@@ -25,6 +25,10 @@ from archsearch.schedule import Ranges, largest_gamma
 
 ADAPTIVE_FILE: Final = "sglang-adaptive.json"
 SPECULATORS_FILE: Final = "speculators_config.json"
+VLLM_METHOD: Final[Mapping[HeadFamily, Mapping[str, Any]]] = {
+    "eagle3": {"method": "eagle3"}, "medusa": {"method": "medusa"}, "peagle": {"method": "eagle3", "parallel_drafting": True},
+}  # fmt: skip
+TITLES: Final[Mapping[HeadFamily, str]] = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "peagle": "P-EAGLE head"}
 TRANSFORMER_FIELDS: Final = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias",
@@ -82,7 +86,7 @@ def export_head(source: HeadExport, output: Path) -> dict[str, Any]:
 def vllm_config(family: HeadFamily, model: str, gamma: int, schedule: Ranges = ()) -> dict[str, Any]:
     """vLLM's --speculative-config: `gamma`, or with a schedule its largest gamma and the ranges."""
     most = largest_gamma(schedule, gamma)
-    config: dict[str, Any] = {"method": family, "model": model, "num_speculative_tokens": most}
+    config: dict[str, Any] = {**VLLM_METHOD[family], "model": model, "num_speculative_tokens": most}
     if any(entry[2] != most for entry in schedule):
         config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
     return config
@@ -94,7 +98,7 @@ def serving_heads(source: HeadExport, folder: Path) -> tuple[Serving, ...]:
     schedule, most = source.schedule, largest_gamma(source.schedule, gamma)
     config = json.dumps(vllm_config(source.family, str(folder), gamma, schedule))
     vllm = Serving("vllm", ("vllm", "serve", target, "--speculative-config", config), notes=_vllm_notes(source.family))
-    if source.family == "medusa":
+    if source.family in ("medusa", "peagle"):
         return (vllm,)
     sglang = Serving(
         "sglang",
@@ -142,6 +146,8 @@ def _vllm_notes(family: HeadFamily) -> tuple[str, ...]:
             "truncated head.",
             "vLLM runs Medusa with one gamma for all batch sizes.",
         )
+    if family == "peagle":
+        return ("All draft tokens come from one pass (`parallel_drafting`); vLLM runs it with one gamma for all batch sizes.",)
     return (
         'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM drafts greedily and accepts less.',
         f"`{SPECULATORS_FILE}` is the same head's config in the form of speculators: to load it so, use it as config.json.",
@@ -187,7 +193,7 @@ def _card(source: HeadExport, served: tuple[Serving, ...]) -> str:
     tau = held["tau"].get(str(source.gamma)) or held["tau"].get(source.gamma)
     if tau is None:
         raise ArchsearchError(f"the head was not measured at gamma {source.gamma}; train it again")
-    title = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads"}[source.family]
+    title = TITLES[source.family]
     shares = ", ".join(f"{share:.2f}" for share in held["conditional"][: source.gamma])
     lines = [
         f"# {title} for {source.target}",

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 from archsearch.drafters.read import family_of_config
 from archsearch.files import read_json
 
-HeadFamily = Literal["eagle3", "medusa"]
-HEAD_FAMILIES: Final[tuple[HeadFamily, ...]] = ("eagle3", "medusa")
+HeadFamily = Literal["eagle3", "medusa", "peagle"]
+HEAD_FAMILIES: Final[tuple[HeadFamily, ...]] = ("eagle3", "medusa", "peagle")
 """Heads that are trained here."""
 
 

@@ -59,7 +59,7 @@ def choose_families(
         others = [name for name in asked if name not in (INDEPENDENT, *HEAD_FAMILIES)]
         if others:
             raise ArchsearchError(
-                f"a search trains independent drafts, {' and '.join(HEAD_FAMILIES)} heads, not {', '.join(others)}: leave out "
+                f"a search trains independent drafts and {', '.join(HEAD_FAMILIES)} heads, not {', '.join(others)}: leave out "
                 "--family, or rank only (--no-confirm)"
             )
         if asked and INDEPENDENT not in asked:
@@ -152,4 +152,6 @@ def check_independent(score: Score, what: str, run: Path) -> None:
             f"{name}: such drafters are named by their family, not by rank: archsearch {command} {run} "
             f"--family {score.family}{gamma}"
         )
-    raise ArchsearchError(f"{name}: {what} is done for independent drafts, EAGLE-3 and Medusa heads only (docs/heads.md)")
+    raise ArchsearchError(
+        f"{name}: {what} is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only (docs/heads.md)"
+    )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from archsearch.pipeline.climb.families import HeadRungs
 
 LOOKUPS: Final[Mapping[str, Ngram | Suffix]] = {"ngram": Ngram(), "suffix": Suffix()}
-HEAD_SHARE: Final[Mapping[HeadFamily, float]] = {"eagle3": 0.4, "medusa": 0.2}
+HEAD_SHARE: Final[Mapping[HeadFamily, float]] = {"eagle3": 0.4, "medusa": 0.2, "peagle": 0.4}
 """Of a search's minutes without a climb, kept for a head of the family: its training, and of EAGLE-3 the states of the text."""
 HEAD_GAMMA: Final = 3  # what a head is trained for, unless the winning draft runs with less
 LEAST_HEAD_S: Final = 20.0
@@ -159,7 +159,7 @@ def train_heads(session: SearchSession, trainer: DraftTrainer, trained: Sequence
         say(f"a head of the family {name} for {human_time(budget)}; the best draft was trained for {human_time(seconds)}")
         try:
             if name not in trained_heads(session.run.path):
-                HeadTrainer(trainer).train(HeadPlan(name, gamma), budget, session.request.seed)
+                HeadTrainer(trainer).train(HeadPlan.usual(name, gamma), budget, session.request.seed)
         except ArchsearchError as error:
             notes.append(f"no {name} head: {error}")
     return notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.drafts.heads import HeadPlan, HeadTrainer, TrainedHead, head_folder, load_head, trained_heads
+from archsearch.drafts.heads import HEAD_LAYERS, HeadPlan, HeadTrainer, TrainedHead, head_folder, load_head, trained_heads
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export.heads import HeadExport, export_head
@@ -46,7 +46,7 @@ def head_plan(
         ids = tuple(int(word) for word in (aux_layers or "").replace(",", " ").split())
     except ValueError:
         raise ArchsearchError(f"--aux-layers takes numbers of layers, as in 2,15,27; got {aux_layers!r}") from None
-    return HeadPlan(known, gamma or USUAL_GAMMA, head_rows, layers or 1, ids)
+    return HeadPlan(known, gamma or USUAL_GAMMA, head_rows, layers or HEAD_LAYERS[known], ids)
 
 
 def train_family(path: Path, plan: HeadPlan, budget_s: float) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def _next_of_family(path: str, lead: Shown, independent: int | None) -> list[tup
         train = f"archsearch train {path} --family {family} --gamma {gamma} --budget 30m"
         steps.append(("Train a head of this family (its layer has the target's shape) on text the target writes", train))
     elif independent is not None:
-        words = "archsearch trains independent drafts, EAGLE-3 and Medusa heads; the best independent draft"
+        words = "archsearch trains independent drafts, EAGLE-3, P-EAGLE and Medusa heads; the best independent draft"
         steps.append((words, f"archsearch train {path} --rank {independent} --budget 30m"))
     return steps
 

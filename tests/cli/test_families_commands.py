@@ -60,7 +60,7 @@ def test_what_is_not_done_by_rank_is_one_line_that_names_the_command(searched: t
     result, run = searched
     ngram, medusa, eagle3 = (str(rank_of(result, name)) for name in ("ngram", "medusa", "eagle3"))
     for arguments in (("train", str(run)), ("export", str(run), "--output", str(tmp_path / "out"))):
-        assert "is done for independent drafts, EAGLE-3 and Medusa heads only" in refused(*arguments, "--rank", ngram)
+        assert "is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only" in refused(*arguments, "--rank", ngram)
     assert f"archsearch confirm {run} --family ngram" in refused("confirm", str(run), "--rank", ngram)
     assert f"archsearch train {run} --family eagle3 --gamma " in refused("train", str(run), "--rank", eagle3)
     assert f"archsearch export {run} --family medusa" in refused("export", str(run), "--output", "x", "--rank", medusa)
@@ -91,7 +91,7 @@ def test_families_that_are_named_compete_alone(tmp_path: Path) -> None:
         (("--family", "egale"), "unknown family of drafters 'egale'"),
         (("--family", "medusa", "--engine", "sglang"), "SGLang does not run medusa drafters; use vLLM"),
         (("--family", "mtp"), "llama-3.1-8b cannot be served with mtp: its checkpoint (llama) holds no MTP layer"),
-        (("--family", "pard", "--confirm", "1"), "a search trains independent drafts, eagle3 and medusa heads, not pard"),
+        (("--family", "pard", "--confirm", "1"), "a search trains independent drafts and eagle3, medusa, peagle heads, not pard"),
         (("--family", "eagle3", "--confirm", "1"), "add --family independent"),
         (("--family", "peagle", "--engine-version", "0.15.0"), "not known to run peagle"),
     ],

@@ -41,10 +41,13 @@ def write_texts(folder: Path, target: Any, count: int = 40) -> TextCache:
     return TextCache.load(folder)
 
 
-def make_eagle3(target: Any, layers: int = 1, kept: tuple[int, ...] = KEPT, aux: tuple[int, ...] = AUX) -> Eagle3Head:
+def make_eagle3(
+    target: Any, layers: int = 1, kept: tuple[int, ...] = KEPT, aux: tuple[int, ...] = AUX, mask: int | None = None
+) -> Eagle3Head:
+    """`mask`: the token of a P-EAGLE head's further rows."""
     arch = from_hf_config(target.config.to_dict())
     decoder: Architecture = arch.replace(num_hidden_layers=layers, draft_vocab_size=len(kept), tie_word_embeddings=False)
-    return initialise_eagle3(target, eagle3_config(decoder, target), aux, kept)
+    return initialise_eagle3(target, eagle3_config(decoder, target), aux, kept, mask_token_id=mask)
 
 
 def make_auxiliary(target: Any, cache: TextCache, aux: tuple[int, ...] = AUX) -> AuxiliaryStates:

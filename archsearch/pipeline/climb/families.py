@@ -54,7 +54,7 @@ class HeadRungs:
         return 1.0 + HEAD_RUNG * len(self.families)
 
     def plan(self, family: HeadFamily) -> HeadPlan:
-        return HeadPlan(family, self.gamma)
+        return HeadPlan.usual(family, self.gamma)
 
 
 def short_trainings(climb: Climb) -> None:

@@ -8,7 +8,10 @@ from typing import Any, Final
 from archsearch.progress import human_time
 from archsearch.report.terminal.layout import plus_minus, table
 
-TITLES: Final = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "ngram": "n-gram lookup", "independent": "independent draft"}
+TITLES: Final = {
+    "eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "peagle": "P-EAGLE head", "ngram": "n-gram lookup",
+    "independent": "independent draft",
+}  # fmt: skip
 
 
 def head_text(result: dict[str, Any], run: Path) -> str:

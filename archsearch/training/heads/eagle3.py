@@ -4,6 +4,8 @@ Row i of a text has the token i + 1 and the states that the target had at token 
 first layer reads both side by side, [norm(embedding), norm(fc(states))], with a residual that is fc(states) alone; later layers
 are plain. In a round the first draft token comes from a row with the target's states; every further one from a row whose states
 are the head's own output of the row before (before the final norm), so a head must be trained on its own output: `unroll`.
+A P-EAGLE head (vLLM's `parallel_drafting`) drafts in one pass instead: its further rows read a mask token and, in place of
+states, `mask_hidden`, both alike for all rows, and see the rows before them.
 Computes what vLLM's `llama_eagle3.py` computes with `norm_before_residual` false; parameters have the names of its files.
 """
 
@@ -24,10 +26,17 @@ from archsearch.models.drafts import TrimmedHead
 
 class Eagle3Head(nn.Module):
     """The head of one target. `config`: its layers (LlamaConfig, with the target's vocabulary); `aux_layers`: whose inputs fc
-    reads; `embedding` [vocab, hidden] is the target's own: frozen, and no part of what is saved."""
+    reads; `embedding` [vocab, hidden] is the target's own: frozen, and no part of what is saved. `mask_token_id`: of a P-EAGLE
+    head, the token that its further rows read."""
 
     def __init__(
-        self, config: LlamaConfig, target_hidden_size: int, aux_layers: Sequence[int], kept: Sequence[int], embedding: Tensor
+        self,
+        config: LlamaConfig,
+        target_hidden_size: int,
+        aux_layers: Sequence[int],
+        kept: Sequence[int],
+        embedding: Tensor,
+        mask_token_id: int | None = None,
     ) -> None:
         super().__init__()
         self.config, self.aux_layers, self.target_hidden_size = config, tuple(aux_layers), target_hidden_size
@@ -37,6 +46,14 @@ class Eagle3Head(nn.Module):
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = TrimmedHead(config.hidden_size, config.vocab_size, kept)
         self.rotary = LlamaRotaryEmbedding(config)
+        self.mask_token_id = mask_token_id
+        if mask_token_id is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
+
+    @property
+    def parallel(self) -> bool:
+        """Whether all draft tokens come from one pass (P-EAGLE)."""
+        return self.mask_token_id is not None
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embedding
@@ -50,7 +67,8 @@ class Eagle3Head(nn.Module):
         """The head's normed outputs [texts, starts, hidden] at 1, 2, .. `steps` tokens from each of `rows.starts`.
 
         Step s reads the true token, as a round does whose draft tokens were right so far, and what the head itself made of the
-        step before. Its rows are the target's rows up to the start, and the start's own earlier steps.
+        step before; that of a P-EAGLE head the mask token and `mask_hidden`. Its rows are the target's rows up to the start, and
+        the start's own earlier steps.
         """
         states = self.fc(rows.states)
         angles = self._angles(states, torch.arange(rows.states.shape[1], device=states.device)[None])
@@ -67,7 +85,11 @@ class Eagle3Head(nn.Module):
             x = layer(_rows_of(x, asking), _rows_of(embedded, asking), _turned(angles, asking), seen, asking)
         yield self.norm(x)
         for step in range(1, steps):
-            embedded = self.embedding(_rows_of(rows.next_ids, (rows.starts + step).clamp_max(rows.next_ids.shape[1] - 1)))
+            if self.mask_token_id is not None:
+                x = self.fc(self.mask_hidden).expand(*rows.starts.shape, -1)
+                embedded = self.embedding(torch.full_like(rows.starts, self.mask_token_id))
+            else:
+                embedded = self.embedding(_rows_of(rows.next_ids, (rows.starts + step).clamp_max(rows.next_ids.shape[1] - 1)))
             angles = self._angles(x, rows.starts + step)
             for layer, seen in zip(layers, memory, strict=True):
                 seen.add(*layer.keys_values(x, embedded, angles))
@@ -184,17 +206,23 @@ def _turned(angles: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor
 
 
 def initialise_eagle3(
-    target: Any, config: LlamaConfig, aux_layers: Sequence[int], kept: Sequence[int], seed: int = 0
+    target: Any,
+    config: LlamaConfig,
+    aux_layers: Sequence[int],
+    kept: Sequence[int],
+    seed: int = 0,
+    mask_token_id: int | None = None,
 ) -> Eagle3Head:
     """A head that begins as the target's own last layers, where shapes allow.
 
     fc passes on the highest of the states; layers are the target's last ones, whose q, k and v read the hidden half (the
     embedding half begins at 0); the head has the target's rows, the final norm is copied. What does not fit (another FFN, other
-    heads) is random.
+    heads) is random. `mask_token_id`: for a P-EAGLE head.
     """
     generator = torch.Generator().manual_seed(seed)
     body = target.base_model
-    head = Eagle3Head(config, int(target.config.hidden_size), aux_layers, kept, body.embed_tokens.weight.detach())
+    embedding = body.embed_tokens.weight.detach()
+    head = Eagle3Head(config, int(target.config.hidden_size), aux_layers, kept, embedding, mask_token_id)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if parameter.dim() > 1 and not name.startswith("embedding"):

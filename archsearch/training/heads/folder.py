@@ -66,8 +66,8 @@ def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
 def save_eagle3(
     head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32, mask_token_id: int | None = None
 ) -> None:
-    """Write config.json and model.safetensors; weights last. `mask_token_id`: of a P-EAGLE head, whose mask rows read that token
-    and states of zeros."""
+    """Write config.json and model.safetensors; weights last. `mask_token_id`: makes a P-EAGLE head of one that is none, whose
+    mask rows read that token and states of zeros."""
     kept = head.lm_head.draft_token_ids
     tensors = {name: tensor.detach().to(dtype) for name, tensor in head.saved().items()}
     ids = torch.arange(len(kept))
@@ -84,7 +84,9 @@ def save_eagle3(
     }
     # Maps of a trimmed head only: vLLM has no place for those of a whole one and refuses the file.
     maps = {} if len(kept) == head.config.vocab_size else {"d2t": (kept - ids).long(), "t2d": present}
-    if mask_token_id is not None:
+    if head.mask_token_id is not None:
+        config["ptd_token_id"] = head.mask_token_id
+    elif mask_token_id is not None:
         config["ptd_token_id"] = mask_token_id
         tensors["mask_hidden"] = torch.zeros(1, 1, head.fc.in_features, dtype=dtype)
     _write(folder, config, tensors | maps)
@@ -148,7 +150,7 @@ def read_head_config(folder: Path) -> tuple[HeadFamily, dict[str, Any]]:
     config = read_json(folder / "config.json", "the head's config")
     family = head_family(config)
     if family is None:
-        raise ArchsearchError(f"{folder} holds no EAGLE-3 or Medusa head (architectures {config.get('architectures')})")
+        raise ArchsearchError(f"{folder} holds no EAGLE-3, P-EAGLE or Medusa head (architectures {config.get('architectures')})")
     return family, config
 
 
@@ -157,7 +159,7 @@ def check_head(folder: Path, target: TargetFacts) -> HeadFamily:
     auxiliary layers, or the weights that it was trained beside."""
     family, config = read_head_config(folder)
     width = int(config.get("target_hidden_size") or config["hidden_size"])
-    layers = aux_layers(config, folder) if family == "eagle3" else ()
+    layers = () if family == "medusa" else aux_layers(config, folder)
     named = config.get("archsearch", {}).get("target", {})
     wrong = ""
     if int(config["vocab_size"]) != target.vocab_size:
@@ -174,7 +176,7 @@ def check_head(folder: Path, target: TargetFacts) -> HeadFamily:
 
 
 def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
-    """The layers whose inputs an EAGLE-3 head reads. Raises ArchsearchError where its config does not say."""
+    """The layers whose inputs an EAGLE-3 or P-EAGLE head reads. Raises ArchsearchError where its config does not say."""
     nested = config.get("eagle_config") or {}
     ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
     if not ids:
@@ -186,12 +188,12 @@ def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
 
 
 def load_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
-    """The head of a folder in the common format, in float32. `embedding` [vocab, hidden]: the target's.
+    """The EAGLE-3 or P-EAGLE head of a folder in the common format, in float32. `embedding` [vocab, hidden]: the target's.
 
     Raises ArchsearchError for a head of another kind.
     """
     family, config = read_head_config(folder)
-    if family != "eagle3" or config.get("norm_before_residual"):
+    if family == "medusa" or config.get("norm_before_residual"):
         raise ArchsearchError(f"{folder} holds no EAGLE-3 head of the kind trained here (norm_before_residual must be false)")
     tensors = _tensors(folder)
     rows = int(config.get("draft_vocab_size") or config["vocab_size"])
@@ -201,9 +203,8 @@ def load_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
         name: value for name, value in config.items() if name not in ("architectures", "archsearch", "torch_dtype", "model_type")
     }
     llama = LlamaConfig(**known)
-    head = Eagle3Head(
-        llama, int(config.get("target_hidden_size") or llama.hidden_size), aux_layers(config, folder), kept.tolist(), embedding
-    )
+    width, mask = int(config.get("target_hidden_size") or llama.hidden_size), config.get("ptd_token_id")
+    head = Eagle3Head(llama, width, aux_layers(config, folder), kept.tolist(), embedding, None if mask is None else int(mask))
     _fill(head, tensors, folder, ("embedding.weight", "lm_head.draft_token_ids"))
     return head.eval()
 

@@ -1,7 +1,8 @@
 """Training of heads: the loop, schedule, checkpoints and pace of distillation, with chains in place of single tokens.
 
 An EAGLE-3 head first learns the token after next alone, then chains as long as the round that will run (`unroll`): trained on
-single tokens only, it accepts next to nothing from the second draft token on, because it never saw its own states. What is kept
+single tokens only, it accepts next to nothing from the second draft token on, because it never saw its own states. A P-EAGLE
+head, which reads none of its own, learns whole rounds from the start, as Medusa heads do. What is kept
 in the end is what stood best on held-out text, by tokens a round.
 """
 
@@ -125,7 +126,8 @@ class HeadRun(_Run):
 
     def _identity(self, caches: list[TextCache]) -> dict[str, Any]:
         identity = super()._identity(caches)
-        return identity | {"draft": f"{identity['draft']} {list(getattr(self.draft, 'aux_layers', ()))}"}
+        mask = " parallel" if getattr(self.draft, "parallel", False) else ""
+        return identity | {"draft": f"{identity['draft']} {list(getattr(self.draft, 'aux_layers', ()))}{mask}"}
 
     def _batch(self, indices: Sequence[int]) -> Batch:
         return head_batch([self.sequences[i] for i in indices], self.auxiliary).to(self.device)
@@ -147,7 +149,7 @@ class HeadRun(_Run):
         return torch.stack(losses).sum() / sum(weights)
 
     def _steps(self) -> int:
-        if not isinstance(self.draft, Eagle3Head) or self.unrolled:
+        if not isinstance(self.draft, Eagle3Head) or self.draft.parallel or self.unrolled:
             return self.gamma
         if self.fraction() < SINGLE_SHARE:
             return 1

@@ -88,6 +88,39 @@ def test_unrolled_steps_are_what_an_engine_computes_row_by_row(target, layers: i
                 engine.forget(2)
 
 
+def test_the_rows_of_a_p_eagle_head_are_what_an_engine_computes_in_one_pass(target) -> None:
+    """Mask rows behind the known ones, each with the mask token and fc(mask_hidden), at the positions that follow."""
+    head = randomised(make_eagle3(target, 2, mask=5))
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(1, 7, len(AUX) * HIDDEN, generator=generator)
+    tokens = torch.randint(0, VOCAB, (1, 7), generator=generator)
+    with torch.no_grad():
+        steps = list(head.unroll(Rows(states, tokens, torch.tensor([[2, 4]])), 3))
+        masked = head.fc(head.mask_hidden[0, 0])
+        engine = OneByOne(head)
+        for row in range(7):
+            normed, _ = engine.row(head.fc(states[0, row]), int(tokens[0, row]), row)
+            if row in (2, 4):
+                place = (2, 4).index(row)
+                torch.testing.assert_close(steps[0][0, place], normed, rtol=1e-4, atol=1e-4)
+                for step in (1, 2):
+                    normed, _ = engine.row(masked, 5, row + step)
+                    torch.testing.assert_close(steps[step][0, place], normed, rtol=1e-4, atol=1e-4)
+                engine.forget(2)
+
+
+def test_a_p_eagle_folder_says_its_mask_and_loads_to_the_same_logits(target, tmp_path: Path) -> None:
+    head = randomised(make_eagle3(target, 2, mask=5))
+    save_eagle3(head, tmp_path, FACTS)
+    assert json.loads((tmp_path / "config.json").read_text())["ptd_token_id"] == 5
+    assert check_head(tmp_path, FACTS) == "peagle"
+    again = load_eagle3(tmp_path, target.get_input_embeddings().weight)
+    rows = Rows(torch.randn(1, 5, 3 * HIDDEN), torch.randint(0, VOCAB, (1, 5)), torch.tensor([[1, 2]]))
+    with torch.no_grad():
+        for ours, theirs in zip(head.unroll(rows, 3), again.unroll(rows, 3), strict=True):
+            assert torch.equal(head.lm_head(ours), again.lm_head(theirs))
+
+
 def test_a_head_begins_as_the_targets_last_layer(target) -> None:
     head = make_eagle3(target)
     last = target.model.layers[-1]
@@ -151,5 +184,5 @@ def test_folders_that_do_not_say_enough_are_refused(target, tmp_path: Path) -> N
     with pytest.raises(MissingDataError, match="train the head first"):
         load_eagle3(tmp_path, target.get_input_embeddings().weight)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
-    with pytest.raises(ArchsearchError, match="holds no EAGLE-3 or Medusa head"):
+    with pytest.raises(ArchsearchError, match="holds no EAGLE-3, P-EAGLE or Medusa head"):
         check_head(tmp_path, FACTS)

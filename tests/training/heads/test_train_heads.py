@@ -61,11 +61,17 @@ def test_matches_are_those_of_each_start_alone(world) -> None:
     assert rows[:, 0].tolist() == repeats, "untrained, a head repeats the token that the target just wrote"
 
 
-@pytest.mark.parametrize("family", ["eagle3", "medusa"])
+def make_head(target, family: str, kept=EVERY):
+    if family == "medusa":
+        return initialise_medusa(target, 3, kept)
+    return make_eagle3(target, kept=kept, mask=0 if family == "peagle" else None)
+
+
+@pytest.mark.parametrize("family", ["eagle3", "medusa", "peagle"])
 def test_heads_learn_and_keep_the_best(world, tmp_path: Path, family: str) -> None:
     target, cache, auxiliary = world
-    head = make_eagle3(target, kept=EVERY) if family == "eagle3" else initialise_medusa(target, 3, EVERY)
-    aux = auxiliary if family == "eagle3" else None
+    head = make_head(target, family)
+    aux = None if family == "medusa" else auxiliary
     seen = []
     result = train_head(head, [cache], 3, short(max_steps=60), auxiliary=aux, progress=seen.append)
     losses = [point.value for point in result.run.loss_curve]
@@ -78,14 +84,14 @@ def test_heads_learn_and_keep_the_best(world, tmp_path: Path, family: str) -> No
     assert count_chains(chain_matches(head, kept_out, 3, aux)) == result.best.counts
 
 
-@pytest.mark.parametrize("family", ["eagle3", "medusa"])
+@pytest.mark.parametrize("family", ["eagle3", "medusa", "peagle"])
 def test_a_stopped_run_ends_where_an_unbroken_one_ends(world, tmp_path: Path, family: str) -> None:
     target, cache, auxiliary = world
 
     def fresh():
-        return make_eagle3(target) if family == "eagle3" else initialise_medusa(target, 3, EVERY)
+        return make_head(target, family)
 
-    aux = auxiliary if family == "eagle3" else None
+    aux = None if family == "medusa" else auxiliary
     whole = fresh()
     expected = train_head(whole, [cache], 3, short(evaluations=1), auxiliary=aux)
 
@@ -112,6 +118,9 @@ def test_single_tokens_come_first_and_chains_follow(world, monkeypatch) -> None:
     monkeypatch.setattr(module, "step_logits", lambda head, batch, count: steps.append(count) or real(head, batch, count))
     train_head(make_eagle3(target), [cache], 3, short(evaluations=0), auxiliary=auxiliary)
     assert steps == [1] * 6 + [3] * 18
+    steps.clear()
+    train_head(make_eagle3(target, mask=0), [cache], 3, short(evaluations=0, max_steps=4), auxiliary=auxiliary)
+    assert steps == [3] * 4, "a head that reads nothing of its own learns whole rounds from the start"
 
 
 def test_what_cannot_be_trained_is_said_in_one_line(world, tmp_path: Path) -> None:
@@ -123,3 +132,5 @@ def test_what_cannot_be_trained_is_said_in_one_line(world, tmp_path: Path) -> No
     train_head(make_eagle3(target), [cache], 3, short(max_steps=2), auxiliary=auxiliary, checkpoint_dir=tmp_path)
     with pytest.raises(ArchsearchError, match="delete it or name another folder"):
         train_head(make_eagle3(target, layers=2), [cache], 3, short(), auxiliary=auxiliary, checkpoint_dir=tmp_path)
+    with pytest.raises(ArchsearchError, match="delete it or name another folder"):
+        train_head(make_eagle3(target, mask=0), [cache], 3, short(), auxiliary=auxiliary, checkpoint_dir=tmp_path)
