@@ -44,8 +44,8 @@ NEAR: Final = 0.05  # of the foretold acceptance at position 1, besides what cou
 
 @dataclass(frozen=True)
 class FamilyRequest:
-    """What runs: `families` (independent, eagle3, peagle, medusa, ngram); `gamma` for all of them (None: what each was trained or scored
-    for); `rank`: the independent draft; `count` held-out prompts, or those of a file."""
+    """What runs: `families` (independent, eagle3, peagle, medusa, ngram); `gamma` for all of them (None: what each was trained or
+    scored for); `rank`: the independent draft; `count` held-out prompts, or those of a file."""
 
     families: tuple[str, ...]
     gamma: int | None = None
