@@ -6,15 +6,18 @@
 
 A draft with random weights, accepted by chance (vLLM's synthetic acceptance, .7 of each token given those before), gamma 3.
 Rates: shares of what the server without the draft is foretold to serve at most. Arrivals, prompts and answers are alike for both.
-Predicted: the closed form at each rate, and the event-by-event simulation of the very arrivals, by the profile's passes; and the
-simulation with the rounds and prompts that the run itself took, by batch size (`own`), which tells a machine that has changed
-since it was profiled from an error of the load's theory. Wanted: time per token and throughput within 10 % at each rate.
+Predicted: the closed form at each rate, and the event-by-event simulation of the very arrivals, by the profile's passes. A
+machine that others use changes: before and after each load plain steps of the target alone, in another process, say how slow
+it is beside the profile's reference (`slow`), and `then` is what is predicted with all times longer by that; no round of the load
+went into it. `own`: the simulation with the rounds and prompts that the run itself took, by batch size, which tells a wrong
+time of a round from an error of the load's theory. Wanted: time per token and throughput within 10 % at each rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -28,8 +31,12 @@ import numpy as np
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.models import Independent
+from archsearch.engines.engine import EngineSettings
 from archsearch.engines.environments.environment import find_python
+from archsearch.engines.measure.plain_steps import PlainSteps
+from archsearch.engines.registry import make_engine
 from archsearch.engines.vllm.engine import WORKER, VllmEngine
+from archsearch.latency.model import LatencyModel
 from archsearch.models.load import weights_source
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.latency import choose_latency
@@ -68,6 +75,10 @@ class Row:
     tpot_own_s: float
     tokens_per_s_own: float
     passes: float  # decode steps as the profile has them over those of the run, mean over the run's
+    slowdown: float = 1.0  # plain steps before and after the load over the profile's
+    tpot_closed_then_s: float = math.nan  # predictions at that speed
+    tpot_simulated_then_s: float = math.nan
+    tokens_per_s_then: float = math.nan  # simulated
 
     def errors(self) -> dict[str, float]:
         """Predicted over measured, less 1."""
@@ -79,6 +90,9 @@ class Row:
             "tpot_own": self.tpot_own_s / self.tpot_s - 1.0,
             "throughput_own": self.tokens_per_s_own / self.tokens_per_s - 1.0,
             "ttft_closed": self.ttft_closed_s / self.ttft_s - 1.0,
+            "tpot_closed_then": self.tpot_closed_then_s / self.tpot_s - 1.0,
+            "tpot_simulated_then": self.tpot_simulated_then_s / self.tpot_s - 1.0,
+            "throughput_then": self.tokens_per_s_then / self.tokens_per_s - 1.0,
         }
 
 
@@ -130,13 +144,40 @@ def measure(setting: Setting, draft: Path | None, loads: list[list[Request]]) ->
     return found
 
 
-def row(name: str, rate: float, load: dict[str, Any], service: Service, closed: Any, requests: list[Request]) -> Row:
+def plain_steps(setting: Setting) -> PlainSteps:
+    """What says how slow the machine is beside the profile."""
+    settings = EngineSettings(dtype=setting.source.dtype, max_len=128, threads=setting.source.threads)
+    latency = setting.source.latency
+    assert isinstance(latency, LatencyModel)
+    known = latency.profile.probe_reference_s.get(f"vllm {setting.source.dtype}")
+    if known is None:
+        print("the profile has no reference of plain steps: `slow` is 1 at the start of this run")
+    vocabulary = setting.ref.architecture.vocab_size
+    return PlainSteps(lambda: make_engine("vllm", settings), weights_source(setting.ref), vocabulary, reference_s=known)
+
+
+def measure_probed(setting: Setting, draft: Path | None, loads: list[list[Request]], probe: PlainSteps) -> dict[str, Any]:
+    """Each load in a server of its own, with the machine's slowdown around it."""
+    found: dict[str, Any] = {"loads": []}
+    for load in loads:
+        before = statistics.fmean(probe.now() for _ in range(5))
+        told = measure(setting, draft, [load])
+        after = statistics.fmean(probe.now() for _ in range(5))
+        found |= {"version": told["version"]}
+        found["loads"].append({**told["loads"][0], "slowdowns": [before, after]})
+    return found
+
+
+def row(name: str, rate: float, load: dict[str, Any], service: Service, closed: Any, then: Any, requests: list[Request]) -> Row:
     """What was measured of one load beside what was foretold. The first tenth of the requests is not counted, as in the
     simulation; throughput is over the time from its end to the last token."""
     answers = load["requests"][len(load["requests"]) // 10 :]
     seen = simulate(service, requests, read_s=lambda tokens: service.prefill_s)
     own, passes = own_service(load, service)
     run = simulate(own, requests, read_s=lambda tokens: own.prefill_s)
+    slow = slowdown(load)
+    slowed = replace(service, round_s=service.round_s * slow, prefill_s=service.prefill_s * slow)
+    at_speed = simulate(slowed, requests, read_s=lambda tokens: slowed.prefill_s)
     begin, end = answers[0]["arrival_s"], max(each["done_s"] for each in answers)
     span = max(each["done_s"] for each in load["requests"])
     return Row(
@@ -156,7 +197,16 @@ def row(name: str, rate: float, load: dict[str, Any], service: Service, closed: 
         tpot_own_s=run.tpot_s,
         tokens_per_s_own=run.tokens_per_s,
         passes=passes,
+        slowdown=slow,
+        tpot_closed_then_s=then.tpot_s * slow,
+        tpot_simulated_then_s=at_speed.tpot_s,
+        tokens_per_s_then=at_speed.tokens_per_s,
     )
+
+
+def slowdown(load: dict[str, Any]) -> float:
+    """How slow the machine was around a load; 1 where nobody asked."""
+    return statistics.fmean(load.get("slowdowns") or [1.0])
 
 
 def own_service(load: dict[str, Any], service: Service) -> tuple[Service, float]:
@@ -188,7 +238,7 @@ def text(rows: list[Row]) -> str:
     lines = [
         f"{'server':10} {'requests/s':>10} {'running':>8} {'predicted':>9} {'ms a token':>11} {'closed':>16} {'simulated':>16} "
         f"{'tokens/s':>9} {'closed':>16} {'simulated':>16} {'first ms':>9} {'closed':>7} "
-        f"{'own tpot':>9} {'tokens/s':>9} {'passes':>7}"
+        f"{'own tpot':>9} {'tokens/s':>9} {'passes':>7} {'slow':>5} {'then: closed':>12} {'simulated':>9} {'tokens/s':>9}"
     ]
     for each in rows:
         off = each.errors()
@@ -199,7 +249,8 @@ def text(rows: list[Row]) -> str:
             f"{each.tokens_per_s_closed:7.1f} ({off['throughput_closed']:+6.1%}) "
             f"{each.tokens_per_s_simulated:7.1f} ({off['throughput_simulated']:+6.1%}) "
             f"{1e3 * each.ttft_s:9.0f} {1e3 * each.ttft_closed_s:7.0f} "
-            f"{off['tpot_own']:+9.1%} {off['throughput_own']:+9.1%} {each.passes:7.2f}"
+            f"{off['tpot_own']:+9.1%} {off['throughput_own']:+9.1%} {each.passes:7.2f} {each.slowdown:5.2f} "
+            f"{off['tpot_closed_then']:+12.1%} {off['tpot_simulated_then']:+9.1%} {off['throughput_then']:+9.1%}"
         )
     return "\n".join(lines)
 
@@ -238,18 +289,25 @@ def main() -> None:
     else:
         asked.work.mkdir(parents=True, exist_ok=True)
         draft = random_draft(DRAFT, setting.source.dtype, asked.work)
-        for name, folder in (("without", None), ("with draft", draft)):
-            raw[name] = measure(setting, folder, loads)
-            if asked.output:
-                asked.output.mkdir(parents=True, exist_ok=True)
-                (asked.output / "raw.json").write_text(json.dumps(raw) + "\n", encoding="utf-8")
+        probe = plain_steps(setting)
+        try:
+            for name, folder in (("without", None), ("with draft", draft)):
+                raw[name] = measure_probed(setting, folder, loads, probe)
+                if asked.output:
+                    asked.output.mkdir(parents=True, exist_ok=True)
+                    (asked.output / "raw.json").write_text(json.dumps(raw) + "\n", encoding="utf-8")
+        finally:
+            probe.stop()
     rows = []
     for name in ("without", "with draft"):
         found = raw[name]
         for rate, load, requests in zip(rates, found["loads"], loads, strict=True):
             told = setting.served(rate)
             service, closed = (told.services[1], told.plain) if name == "without" else (told.services[0], told.drafting)
-            rows.append(row(name, rate, load, service, closed, requests))
+            # Times longer by a factor at one rate are the same load as the rate higher by it, seen slower.
+            slower = setting.served(rate * slowdown(load))
+            then = slower.plain if name == "without" else slower.drafting
+            rows.append(row(name, rate, load, service, closed, then, requests))
     print(text(rows))
     if asked.output:
         asked.output.mkdir(parents=True, exist_ok=True)

@@ -59,6 +59,11 @@ class PlainSteps:
             self._last = (self.clock(), seconds)
         return self._last[1] / self.reference_s
 
+    def now(self) -> float:
+        """As a call, never an answer of before."""
+        self._last = None
+        return self()
+
     def stop(self) -> None:
         """End the engine; a next call starts it again."""
         if self._engine is not None:

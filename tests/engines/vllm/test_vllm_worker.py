@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,25 @@ def _request(worker: SimpleNamespace, handed: list[tuple[int, int]], limit: int 
     for index, (drafts, written) in enumerate(handed):
         request.hand_over([7] * written, drafts, False, stopped and index == len(handed) - 1, 2.0 + index)
     return request
+
+
+# --------------------------------------------------------------------------------------------------- made-up weights
+
+
+def test_a_made_up_eagle_head_keeps_its_own_rows(worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM shares the target's head with one whose file brought none, and a made-up one has no file."""
+
+    class SupportsEagleBase:
+        has_own_lm_head = False
+
+    interfaces = SimpleNamespace(SupportsEagleBase=SupportsEagleBase)
+    for name in ("vllm", "vllm.model_executor", "vllm.model_executor.models"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.interfaces", interfaces)  # type: ignore[arg-type]
+    keep = worker.made_up.keep_own_head
+    assert not keep({"family": "eagle3", "dummy_weights": False}) and not SupportsEagleBase.has_own_lm_head
+    assert not keep({"family": "dflash", "dummy_weights": True}) and not SupportsEagleBase.has_own_lm_head, "it shares by design"
+    assert keep({"family": "peagle", "dummy_weights": True}) and SupportsEagleBase.has_own_lm_head
 
 
 # ------------------------------------------------------------------------------------------------------------- rounds
