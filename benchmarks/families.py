@@ -7,7 +7,9 @@
 - EAGLE-1 and EAGLE-3 of Llama-3.1-8B on one H100, vLLM of mid 2025, MT-Bench, batch 1, gamma 2 to 7 (vLLM issue 20780): ms a
   token. What vLLM of that time adds to a round was fitted to rounds of this source too; `engine_rounds.py` leaves sources out.
 - Llama-3.3-70B on B200, batch 32, gamma 3, T = 0 (SPEED-Bench, arXiv 2604.09557): n-gram, Llama-3.2-1B, EAGLE-3. It ran
-  TensorRT-LLM or vLLM; version and number of GPUs are not told, so several are priced. tau of n-gram is over all rounds; the
+  TensorRT-LLM or vLLM; version and number of GPUs are not told, so several are priced. It was submitted on 2026-02-10 and revised
+  on 2026-05-28: vLLM was at 0.15 to 0.19 then, TensorRT-LLM at 1.2 or a candidate of 1.3, so that vLLM 0.30 and 0.33 are told
+  for what they would do, not to be judged. tau of n-gram is over all rounds; the
   share of rounds that draft is not told either: it is believed as for mixed text.
 - EAGLE-3 of Llama-2-7B-chat and 13B-chat: published speed-up and tau; gamma, engine and GPU not told. Priced at gamma 3 and 5 in
   transformers and vLLM on an A100 and H100.
@@ -43,7 +45,9 @@ from archsearch.workload import WorkloadRequest
 
 ISSUE: Final = "github vllm-project/vllm issues/20780"
 SPEED_BENCH: Final = (("ngram", 1.41, 0.88), ("llama-3.2-1b", 2.44, 1.60), ("eagle3", 2.44, 1.90))
-SPEED_ENGINES: Final = (("vllm", "0.30.0"), ("vllm", "0.33.0"), ("tensorrt-llm", "1.3.0"))
+SPEED_ENGINES: Final = (
+    ("vllm", "0.17.0"), ("tensorrt-llm", "1.2.0"), ("tensorrt-llm", "1.3.0"), ("vllm", "0.30.0"), ("vllm", "0.33.0"),
+)  # fmt: skip
 CHAT: Final = (("llama-2-7b", 2.5, 1.92), ("llama-2-13b", 2.3, 1.81))
 CHAT_SETTINGS: Final = (("transformers", None, "a100"), ("vllm", "0.10.0", "a100"), ("vllm", "0.33.0", "h100"))
 

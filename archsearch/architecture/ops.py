@@ -186,7 +186,8 @@ def shard_size(size: int, ranks: int, what: str) -> int:
     if ranks == 1:
         return size
     if isinstance(size, int) and size % ranks:
-        raise InvalidShapeError(f"{what} ({size}) does not divide by tensor_parallel={ranks}")
+        fitting = ", ".join(str(count) for count in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64) if size % count == 0)
+        raise InvalidShapeError(f"{what} ({size}) does not divide by tensor_parallel={ranks}; it does by {fitting}")
     return size // ranks
 
 

@@ -52,10 +52,14 @@ def drafter_of_config(config: Mapping[str, Any], target: Architecture, family: s
         raise ArchsearchError(f"no config of a {family or 'drafting'} head can be read; known are {', '.join(_READERS)}")
     try:
         drafter = _READERS[family or found](config, target)
+    except ArchsearchError:
+        raise
     except (TypeError, ValueError, KeyError) as error:  # a field of another kind than expected
         raise ArchsearchError(f"its config.json cannot be read ({error})") from error
     drafter.check(target)
     ids = _layer_ids(config)
+    if len(set(ids)) < len(ids):
+        raise InvalidShapeError(f"this {drafter.title} reads layers {', '.join(map(str, ids))}: name each layer once")
     if ids and not (min(ids) >= 0 and max(ids) < target.num_hidden_layers):
         raise InvalidShapeError(
             f"this {drafter.title} reads layers {', '.join(map(str, ids))}, the target has layers 0 to "
@@ -75,6 +79,8 @@ def _decoder(config: Mapping[str, Any]) -> Architecture:
     layers.setdefault("model_type", "llama")
     decoder = from_hf_config(layers).replace(tie_word_embeddings=False)
     rows = config.get("draft_vocab_size") or layers.get("draft_vocab_size")
+    if isinstance(rows, int) and rows > decoder.vocab_size:
+        raise InvalidShapeError(f"draft_vocab_size must lie between 1 and vocab_size={decoder.vocab_size}, got {rows}")
     trimmed = isinstance(rows, int) and rows < decoder.vocab_size
     return decoder.replace(draft_vocab_size=rows if trimmed else None)
 
@@ -85,8 +91,12 @@ def _layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
     for place in places:
         for name in names:
-            if isinstance(place, Mapping) and place.get(name):
-                return tuple(int(each) for each in place[name])
+            if not isinstance(place, Mapping) or not place.get(name):
+                continue
+            ids = place[name]
+            if not isinstance(ids, list | tuple) or not all(type(each) is int for each in ids):
+                raise InvalidShapeError(f"{name} must be a list of numbers of the target's layers, got {ids!r}")
+            return tuple(ids)
     return ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from archsearch.engines.openai.bench import Ask, Measured, drive, summary
+from archsearch.engines.openai.bench import Ask, Measured, drive, named_model, summary
 from archsearch.engines.openai.client import Answer, OpenAIServer
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import write_json
@@ -63,26 +64,36 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
         "load": _load_words(request, asks),
         "text": "made up" if request.prompts is None else str(request.prompts),
     }
+    if request.estimate is not None:  # what cannot be predicted is said before a server is driven for minutes
+        _predicted(request, request.estimate, *_lengths(asks, request))
+    urls = {"without": request.baseline_url, "with_draft": request.server_url}
+    servers = {name: OpenAIServer(url, request.timeout_s) for name, url in urls.items() if url is not None}
+    for server in servers.values():
+        named_model(server)
     measured: dict[str, Measured] = {}
-    for name, url in (("without", request.baseline_url), ("with_draft", request.server_url)):
-        if url is None:
-            continue
+    for name, server in servers.items():
         kept: list[Answer] = []
         try:
             answers = drive(
-                OpenAIServer(url, request.timeout_s), asks, in_flight=request.concurrency, temperature=request.temperature,
+                server, asks, in_flight=request.concurrency, temperature=request.temperature,
                 kept=_keep(request, told, name, kept), progress=progress,
             )  # fmt: skip
-        except RunFailed as error:
-            write_json(request.output, {**told, "stopped": str(error), f"{name}_requests": [asdict(answer) for answer in kept]})
-            raise RunFailed(f"{error}; what was measured is kept in {request.output}") from error
-        measured[name] = summary(answers)
+            measured[name] = summary(answers)
+        except (RunFailed, KeyboardInterrupt) as error:
+            words = str(error) or "stopped by hand"
+            write_json(request.output, {**told, "stopped": words, f"{name}_requests": [asdict(answer) for answer in kept]})
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise RunFailed(f"{words}; what was measured is kept in {request.output}") from error
         told[name] = asdict(measured[name])
         told[f"{name}_requests"] = [asdict(answer) for answer in answers]
     if "without" in measured:
         told["speedup"] = measured["without"].tpot_s / max(measured["with_draft"].tpot_s, 1e-12)
+    write_json(request.output, told)
     if request.estimate is not None:
-        told["predicted"] = _predicted(request, request.estimate, measured)
+        seen = measured["with_draft"]
+        counted = round(seen.prompt_tokens) or request.prompt_tokens, max(1, round(seen.output_tokens))
+        told["predicted"] = _predicted(request, request.estimate, *counted)
         told["relative_error"] = _errors(told["predicted"], measured)
     write_json(request.output, told)
     return {name: value for name, value in told.items() if not name.endswith("_requests")} | {"output": str(request.output)}
@@ -107,7 +118,7 @@ def load_of(request: BenchRequest) -> list[Ask]:
     if request.trace is not None:
         found = list(read_trace(request.trace).requests[: request.requests])
     elif request.rate is not None:
-        if not request.rate > 0:
+        if not 0 < request.rate < math.inf:
             raise ArchsearchError(f"--requests-per-second must be positive, got {request.rate:g}")
         lengths = Lengths.of([request.prompt_tokens]), Lengths.of([request.output_tokens])
         found = poisson(request.rate, request.requests, *lengths, seed=request.seed)
@@ -135,11 +146,17 @@ def _load_words(request: BenchRequest, asks: list[Ask]) -> str:
     return f"{len(asks)} requests, {request.rate:g} a second at random"
 
 
-def _predicted(request: BenchRequest, estimate: EstimateRequest, measured: dict[str, Measured]) -> dict[str, Any]:
-    """The pair under the load that was driven, at the lengths that the server counted."""
-    seen = measured["with_draft"]
-    prompt = Lengths.of([round(seen.prompt_tokens) or request.prompt_tokens])
-    output = Lengths.of([max(1, round(seen.output_tokens))])
+def _lengths(asks: list[Ask], request: BenchRequest) -> tuple[int, int]:
+    """Tokens of a prompt and of an answer as they were asked for, means."""
+    if request.trace is None:
+        return request.prompt_tokens, request.output_tokens
+    prompts = [each.prompt_tokens for each in read_trace(request.trace).requests[: request.requests]]
+    return round(sum(prompts) / len(prompts)), round(sum(ask.tokens for ask in asks) / len(asks))
+
+
+def _predicted(request: BenchRequest, estimate: EstimateRequest, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """The pair under the load that was driven, at these mean lengths."""
+    prompt, output = Lengths.of([prompt_tokens]), Lengths.of([output_tokens])
     rate = request.rate if request.trace is None else read_trace(request.trace).requests_per_s
     part = LoadPart("load", 1.0, prompt, output, request.concurrency, rate if request.concurrency is None else None)
     asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))

@@ -78,7 +78,7 @@ def fitting_ranks(device: Device, target: Architecture, batch_size: int, context
     one = memory_bytes(target, None, Workload(batch_size, context_len, 1, dtype)).total_bytes
     raise ArchsearchError(
         f"the target needs {one / 2**30:.0f} GiB in {dtype}; eight {device.key} with {usable_bytes(device) / 2**30:.0f} GiB "
-        "usable each do not hold it; lower --batch-size or --context, or name a larger --gpu"
+        "usable each do not hold it; lower --batch-size or the context (--context, the prompts of a load), or name a larger --gpu"
     )
 
 

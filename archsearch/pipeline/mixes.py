@@ -64,7 +64,7 @@ def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
 
 def one_kind(asked: WorkloadRequest) -> Mix:
     """Requests that keep `batch_size` in flight and, on the mean, `context_len` tokens in the cache."""
-    answer = min(ANSWER, max(1, 2 * asked.context_len))
+    answer = min(ANSWER, max(2, 2 * asked.context_len))
     prompt = max(0, asked.context_len - answer // 2)
     part = LoadPart("requests", 1.0, Lengths.of([prompt]), Lengths.of([answer]), concurrency=asked.batch_size)
     return Mix((part,), memory_fraction=asked.memory_fraction)
@@ -77,8 +77,7 @@ def with_limits(mix: Mix, load: LoadRequest) -> Mix:
     """
     given = {name: getattr(load, option) for name, option in LIMITS.items() if getattr(load, option) is not None}
     if low := [name for name, value in given.items() if not value > 0]:
-        option = f"--{LIMITS[low[0]].replace('_', '-')}"
-        raise ArchsearchError(f"{option} must be positive, got {given[low[0]]:g}")
+        raise ArchsearchError(f"--max-{low[0].partition('_')[0]} must be positive, got {given[low[0]]:g}")
     return replace(mix, limits=replace(mix.limits, **given)) if given else mix
 
 

@@ -156,7 +156,8 @@ def schedule_head(
     known, name = head_family_of(family), engine or session.request.engine
     if known not in trained_heads(session.run.path):
         raise ArchsearchError(
-            f"{session.run.path} has no trained {known} head; train it first: archsearch train RUN --family {known}"
+            f"{session.run.path} has no trained {known} head; train it first: "
+            f"archsearch train {session.run.path} --family {known}"
         )
     scorer, words = serving_scorer(session, name)
     trained = load_head(head_folder(session.run.path, known))

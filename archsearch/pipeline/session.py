@@ -35,7 +35,7 @@ from archsearch.speedup import MAX_GAMMA
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.text.sketch_file import load_sketch, save_sketch
 from archsearch.traffic.mix import Mix
-from archsearch.traffic.mix_scorer import MixScorer
+from archsearch.traffic.mix_scorer import MixScorer, held_alone
 from archsearch.workload import Workload, WorkloadRequest
 
 PRIOR_FILE = "prior.json"
@@ -237,6 +237,7 @@ class SearchSession:
         reach = asked.context_len + request.answer_tokens if mix is None else mix.longest
         if mix is not None:
             check_flight(mix, engine, source.device)
+            held_alone(mix, target.architecture, workload, source.latency, source.device)  # says so where nothing fits
         searched = request.spaces(engine, source.version, target, engine.ranks_of_draft(workload), reach)
         space = searched.spaces[0]
         held = workload if mix is None else replace(workload, context_len=1)  # how much of a load fits is the mix's to say

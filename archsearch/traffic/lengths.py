@@ -31,8 +31,8 @@ class Lengths:
         if any(not math.isfinite(value) or not 0 <= value <= LONGEST for value in counts):
             raise ArchsearchError(f"{what}: a length must lie between 0 and {LONGEST}, got {min(counts)} to {max(counts)}")
         total = math.fsum(shares)
-        if min(shares) < 0 or not total > 0:
-            raise ArchsearchError(f"{what}: weights must not be negative and must not add up to nothing, got {shares}")
+        if min(shares) < 0 or not 0 < total < math.inf:
+            raise ArchsearchError(f"{what}: weights must be numbers, none negative, not all 0, got {shares}")
         return cls(tuple(round(value) for value in counts), tuple(share / total for share in shares))
 
     @classmethod
@@ -61,7 +61,7 @@ class Lengths:
 
     @classmethod
     def _log_normal(cls, mean: float, std: float, what: str) -> Lengths:
-        if mean <= 0 or std < 0:
+        if not 0 < mean < math.inf or not 0 <= std < math.inf:
             raise ArchsearchError(f"{what}: mean must be positive and std not negative, got {mean:g} and {std:g}")
         if std == 0:
             return cls.of([mean], what=what)

@@ -16,6 +16,7 @@ from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
 from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.acceptance.terms import usual_tokens
+from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
@@ -38,6 +39,7 @@ from archsearch.traffic.served import (
     training_exaflop,
 )
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens
+from archsearch.workload import Workload
 
 TokensOf = Callable[[int], RoundTokens | None]
 
@@ -52,11 +54,7 @@ class MixScorer(Scorer):
         self.mix, self.device = replace(mix, parts=tuple(_filled(part, *asked) for part in mix.parts)), device
         mix, self.main = self.mix, self.mix.main
         base = replace(scorer.workload, memory_fraction=mix.memory_fraction)
-        self._held_alone = {part: held_by(engine_facts(scorer.latency.engine), scorer.target, device, _at(base, part), None)
-                            for part in mix.parts}  # fmt: skip
-        for part in mix.parts:
-            held = self._held_alone[part]
-            Load.of(part, (held, held), scorer.latency.largest_batch).check(part)
+        self._held_alone = held_alone(mix, scorer.target, base, scorer.latency, device)
         most = self._held_alone[self.main] or MOST_RUNNING
         workload = replace(_at(base, self.main), batch_size=max(1, min(self.main.concurrency or 1, most)))
         workload = replace(workload, temperature=self.main.temperature)
@@ -247,6 +245,20 @@ def _filled(part: LoadPart, temperature: float, domain: str) -> LoadPart:
         temperature=temperature if part.temperature is None else part.temperature,
         domain=part.domain or domain,
     )
+
+
+def held_alone(
+    mix: Mix, target: Architecture, workload: Workload, latency: Latency, device: Device
+) -> dict[LoadPart, int | None]:
+    """Requests of each part that the target holds without a draft (`held_by`).
+
+    Raises ArchsearchError where that is not one, or a part leaves nothing to draft.
+    """
+    served, found = replace(workload, memory_fraction=mix.memory_fraction), {}
+    for part in mix.parts:
+        held = found[part] = held_by(engine_facts(latency.engine), target, device, _at(served, part), None)
+        Load.of(part, (held, held), latency.largest_batch).check(part)
+    return found
 
 
 def _at(workload: Any, part: LoadPart) -> Any:

@@ -106,7 +106,12 @@ class Load:
         return tuple(rung for rung in rungs if rung >= min(below, rungs[max(len(rungs) - 2, 0)]))
 
     def check(self, part: LoadPart) -> None:
-        """Raise ArchsearchError where memory holds not one request."""
+        """Raise ArchsearchError where memory holds not one request, or answers leave nothing to draft."""
+        if max(part.output.values) < 2:
+            raise ArchsearchError(
+                f"the load {part.name} writes 1 token to each prompt, which the prompt's own pass does: there is nothing to "
+                "draft; give longer output tokens"
+            )
         if min(self.held) < 1:
             raise ArchsearchError(
                 f"the load {part.name} fits no batch: memory holds not one request of {part.context:,} tokens; raise "

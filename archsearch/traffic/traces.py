@@ -4,7 +4,9 @@
 |---|---|---|
 | vLLM's `bench serve --save-detailed` | JSON | `input_lens`, `output_lens`, `start_times` (without: even over `duration`) |
 | Mooncake | JSON lines | `timestamp` (ms), `input_length`, `output_length` |
-| BurstGPT | CSV | `Timestamp` (s), `Request tokens`, `Response tokens`; failed requests (no response tokens) are left out |
+| BurstGPT | CSV | `Timestamp` (s), `Request tokens`, `Response tokens` |
+
+Requests without an answer (0 tokens: they failed) are left out, which the note says.
 """
 
 from __future__ import annotations
@@ -86,16 +88,28 @@ def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]
 
 
 def _vllm(data: Mapping[str, Any], path: Path) -> tuple[list[tuple[float, float, float]], str]:
-    prompts, answers = data.get("input_lens") or [], data.get("output_lens") or []
-    starts, note = data.get("start_times"), ""
+    prompts, answers = _numbers(data, "input_lens", path), _numbers(data, "output_lens", path)
+    starts, note = _numbers(data, "start_times", path), ""
     if not starts:
-        duration = float(data.get("duration") or 0.0)
+        (duration,) = _numbers({"duration": [data.get("duration", 0.0)]}, "duration", path)
+        if not 0 < duration < math.inf:
+            raise ArchsearchError(
+                f"the trace {path} does not say when requests arrived: it has neither start_times nor a duration (seconds)"
+            )
         starts = [duration * i / max(len(prompts), 1) for i in range(len(prompts))]
         note = f"{path.name} does not say when requests arrived: spread evenly over its {duration:g} s"
     if not len(prompts) == len(answers) == len(starts):
         raise ArchsearchError(f"the trace {path}: {len(starts)} arrivals, {len(prompts)} prompts and {len(answers)} answers")
-    rows = [(float(start), float(prompt), float(answer)) for start, prompt, answer in zip(starts, prompts, answers, strict=True)]
-    return sorted(rows), note  # in the order in which they ended; a benchmark's clock is its own
+    rows = sorted(zip(starts, prompts, answers, strict=True))  # they came as they ended; a benchmark's clock is its own
+    return rows, note
+
+
+def _numbers(data: Mapping[str, Any], name: str, path: Path) -> list[float]:
+    """A list of numbers of a JSON object, empty where it has none of the name."""
+    try:
+        return [float(value) for value in data.get(name) or []]
+    except (TypeError, ValueError):
+        raise ArchsearchError(f"the trace {path}: {name} must be numbers, a list of one a request") from None
 
 
 def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, float]]:
@@ -114,7 +128,7 @@ def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, floa
 
 
 def _burst(lines: list[str], path: Path) -> tuple[list[tuple[float, float, float]], str]:
-    rows, failed = [], 0
+    rows = []
     names = {name.strip().lower(): name for name in next(csv.reader(lines[:1]))}
     wanted = [names.get(name) for name in ("timestamp", "request tokens", "response tokens")]
     if None in wanted:
@@ -124,26 +138,31 @@ def _burst(lines: list[str], path: Path) -> tuple[list[tuple[float, float, float
             row = tuple(float(line[str(name)]) for name in wanted)
         except (TypeError, ValueError):
             raise ArchsearchError(f"the trace {path}, line {number}: a number is missing") from None
-        if row[2] == 0:
-            failed += 1
-        else:
-            rows.append((row[0], row[1], row[2]))
-    return rows, f"{failed} requests without an answer were left out" if failed else ""
+        rows.append((row[0], row[1], row[2]))
+    return rows, ""
 
 
-def _checked(rows: list[tuple[float, float, float]], path: Path, note: str) -> Trace:
+def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> Trace:
+    rows = [(number, *row) for number, row in enumerate(read, start=1) if row[2] != 0]
+    if failed := len(read) - len(rows):
+        note = "; ".join([*([note] if note else []), f"{failed} requests without an answer were left out"])
     if len(rows) < 2:
         raise ArchsearchError(f"the trace {path} holds {len(rows)} requests with an answer; at least 2 are needed")
+    began, before = rows[0][1], rows[0][1]
     requests: list[Request] = []
-    for number, (arrival, prompt, output) in enumerate(rows, start=1):
+    for number, arrival, prompt, output in rows:
         if not all(math.isfinite(value) for value in (arrival, prompt, output)) or prompt < 0 or output < 1:
-            raise ArchsearchError(f"the trace {path}, request {number}: {prompt:g} prompt tokens and {output:g} written ones")
-        if requests and arrival - rows[0][0] < requests[-1].arrival_s:
+            raise ArchsearchError(
+                f"the trace {path}, request {number}: it arrived at {arrival:g} s with {prompt:g} prompt tokens and {output:g} "
+                "written ones; neither may be negative, and all must be numbers"
+            )
+        if arrival < before:
             raise ArchsearchError(
                 f"the trace {path} is out of order: request {number} arrived at {arrival:g} s, the one before it at "
-                f"{rows[number - 2][0]:g} s; sort it by arrival"
+                f"{before:g} s; sort it by arrival"
             )
-        requests.append(Request(arrival - rows[0][0], int(prompt), int(output)))
+        requests.append(Request(arrival - began, int(prompt), int(output)))
+        before = arrival
     if requests[-1].arrival_s <= 0:
         raise ArchsearchError(f"all {len(requests)} requests of the trace {path} arrive at once: it has no rate")
     return Trace(tuple(requests), note)

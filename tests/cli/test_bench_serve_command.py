@@ -64,7 +64,27 @@ def test_servers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with openai_server(refuses=True) as url:
         words = refused("bench-serve", "--server-url", url, "--concurrency", "2", *FEW, "--json", code=1)
     assert "refuses requests: status 400" in words and "max_tokens is too large" in words
-    assert "no address" in refused("bench-serve", "--server-url", "ftp://x", "--concurrency", "2", "--json")
+    for url in ("ftp://x", "http://127.0.0.1:port", "http://127.0.0.1:99999", "http://[::1"):
+        assert "no address" in refused("bench-serve", "--server-url", url, "--concurrency", "2", "--json")
     assert "give one of" in refused(*nobody)
     assert "must be positive" in refused(*nobody, "--requests-per-second", "-2")
     assert "give both --target and --draft" in refused(*nobody, "--concurrency", "2", "--target", "llama-13b")
+
+
+def test_what_cannot_be_measured_or_predicted_is_said_before_a_server_is_driven(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    with openai_server() as url:
+        asked = ("bench-serve", "--server-url", url, "--concurrency", "2", *FEW, "--output", str(path), "--json")
+        pair = ("--target", "llama-13b", "--gpu", "a100")
+        assert "'wide-796'" in refused(*asked, *pair, "--draft", "wide-796")
+        assert "does not divide" in refused(*asked, *pair, "--draft", "wide-796m", "--tensor-parallel", "3")
+        assert "nothing to draft" in refused(*asked, *pair, "--draft", "wide-796m", "--output-tokens", "1")
+        assert "no server answers" in refused(*asked, "--baseline-url", "http://127.0.0.1:9", code=1)
+        with openai_server(refuses=True) as other:
+            baseline = ("--baseline-url", url)
+            few = ("--server-url", other, "--requests", "3")
+            assert not path.exists()
+            words = refused(*asked, *baseline, *few, code=1)
+    assert "none of 3 requests was answered" in words and str(path) in words
+    kept = json.loads(path.read_text())
+    assert len(kept["without_requests"]) == 3 and kept["without"]["failed"] == 0, "the baseline was measured, and is kept"

@@ -103,7 +103,10 @@ def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:
         ({"objective": "speed"}, (), "'speed' is none of"),
         ({"tensor_parallel": 0}, (), "at least 1"),
         ({}, ("--tensor-parallel", "2"), "but the workload says tensor_parallel: 1"),
+        ({"parts": [{**MIX["parts"][0], "output_tokens": 1}]}, (), "nothing to draft"),
         ({}, ("--max-tpot", "0"), "--max-tpot"),
+        ({}, ("--max-tpot", "nan"), "--max-tpot must be positive"),
+        ({}, ("--memory-fraction", "0.01"), "fits no batch"),
         ({}, ("--engine", "transformers"), "one request at a time"),
         ({}, ("--max-parameters", "1000"), "parameters=1000"),
         ({"tensor_parallel": 3}, (), "3"),
@@ -112,6 +115,8 @@ def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:
 def test_what_is_refused(files: Path, change: dict, extra: tuple[str, ...], words: str) -> None:
     (files / "mix.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(MIX)) | change))
     assert words in refused(*SEARCH, "--trials", "2", *extra)
+    if "--max-parameters" not in extra:  # which no shape keeps: the search that found that out is a run
+        assert not (files / "runs").exists(), "nothing half-written: the same --run works once the mix is mended"
 
 
 def test_a_sweep_has_one_condition(files: Path) -> None:

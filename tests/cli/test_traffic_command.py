@@ -15,7 +15,7 @@ DRAFTS = ("traffic", "--target", "llama-13b", "--draft", "wide-796m", "--gpu", "
 def test_rates_and_where_to_stop(tmp_path: Path) -> None:
     arguments = (*DRAFTS, "--requests-per-second", "0.5", "--requests-per-second", "2", "--prompt-tokens", "300")
     text = call(*arguments).stdout
-    assert "simulated (200 requests)" in text and "requests a second" in text and "Speed-up over the load" in text
+    assert "memory holds" in text and "simulated (200 requests)" in text and "requests a second" in text and "Speed-up over the load" in text
     (entry,) = last_json(call(*arguments, "--json"))["drafts"]
     slow, quick = entry["parts"]
     assert quick["drafting"]["running"] > slow["drafting"]["running"]
@@ -57,6 +57,7 @@ def test_a_trace(tmp_path: Path) -> None:
         (("--requests-per-second", "1", "--trace", "x"), "--trace and --requests-per-second"),
         (("--workload", "nowhere.yaml"), "cannot read the workload"),
         (("--trace", "nowhere.jsonl"), "cannot read the trace"),
+        (("--requests-per-second", "1", "--output-tokens", "1"), "nothing to draft"),
         (("--requests-per-second", "1", "--prompt-tokens", "9000000", "--tensor-parallel", "1"), "fits no batch"),
     ],
 )

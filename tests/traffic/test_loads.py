@@ -33,7 +33,9 @@ def test_lengths() -> None:
 
 @pytest.mark.parametrize(
     "data", [-1, "many", {"mean": -1, "std": 1}, {"low": 3, "high": 1}, {"values": []}, {"values": [1], "weights": [0]},
-             {"values": [1, 2], "weights": [1]}, {"values": ["a"]}, {"mean": 1}, None, True]
+             {"values": [1, 2], "weights": [1]}, {"values": ["a"]}, {"mean": 1}, None, True,
+             {"mean": 10, "std": float("inf")}, {"mean": float("nan"), "std": 1}, {"values": [1, 2], "weights": [float("inf"), 1]},
+             {"values": [1, 2], "weights": [float("nan"), 1]}]
 )  # fmt: skip
 def test_lengths_that_are_none(data: Any) -> None:
     with pytest.raises(ArchsearchError, match="prompt"):
@@ -53,6 +55,8 @@ def test_traces_of_three_makers(tmp_path: Path) -> None:
         assert [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in trace.requests] == rows
         assert trace.requests_per_s == 1.0 and trace.prompt.mean == 200 and trace.output.mean == 40
     assert "1 requests without an answer" in read_trace(burst).note
+    vllm.write_text(json.dumps({"input_lens": [9, 1, 2], "output_lens": [0, 3, 4], "start_times": [0, 1, 2]}))
+    assert "1 requests without an answer" in read_trace(vllm).note and read_trace(vllm).requests[0].arrival_s == 0.0
     vllm.write_text(json.dumps({"input_lens": [1, 2], "output_lens": [1, 2], "duration": 4.0}))
     assert "spread evenly over its 4 s" in read_trace(vllm).note
 
@@ -73,6 +77,13 @@ def line(timestamp: int, prompt: int, output: int = 1) -> str:
         ("Timestamp,Request tokens,Response tokens\n1,x,3\n", "line 2"),
         ('{"input_lens": [1], "output_lens": [1, 2], "duration": 1}', "2 answers"),
         (line(0, 1) + "\n" + line(0, 1), "at once"),
+        ('{"timestamp": NaN, "input_length": 1, "output_length": 1}\n' + line(1, 1), "arrived at nan s"),
+        ('{"input_lens": [1, 2], "output_lens": [1, 2], "duration": "long"}', "duration must be numbers"),
+        ('{"input_lens": [1, 2], "output_lens": [1, 2], "duration": -5}', "neither start_times nor a duration"),
+        ('{"input_lens": [1, 2], "output_lens": [1, 2]}', "neither start_times nor a duration"),
+        ('{"input_lens": ["a", 2], "output_lens": [3, 4], "start_times": [0, 1]}', "input_lens must be numbers"),
+        ('{"input_lens": 5, "output_lens": [3, 4]}', "input_lens must be numbers"),
+        ('{"input_lens": [1, 2], "output_lens": [3, 4], "start_times": [0, null]}', "start_times must be numbers"),
     ],
 )  # fmt: skip
 def test_traces_that_are_none(tmp_path: Path, text: str, words: str) -> None:

@@ -60,10 +60,7 @@ def drive(
     """
     answers: list[Answer] = []
     stopped = threading.Event()
-    try:
-        model = server.model()
-    except NoAnswer as error:
-        raise RunFailed(f"no server answers at {server.url} ({error})") from error
+    model = named_model(server)
     began = time.monotonic()
 
     def one(ask: Ask) -> Answer | None:
@@ -85,6 +82,14 @@ def drive(
             stopped.set()
             sender.join(timeout=5.0)
     return answers
+
+
+def named_model(server: OpenAIServer) -> str:
+    """The model that the server names. Raises RunFailed where nobody answers, ArchsearchError where it names none."""
+    try:
+        return server.model()
+    except NoAnswer as error:
+        raise RunFailed(f"no server answers at {server.url} ({error}); start it, or correct the address") from error
 
 
 def _send(pool: Any, asks: Sequence[Ask], one: Any, futures: list[Any], clock: tuple[float, threading.Event]) -> None:

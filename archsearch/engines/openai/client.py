@@ -45,8 +45,12 @@ class OpenAIServer:
     """A server at `url` (with or without /v1)."""
 
     def __init__(self, url: str, timeout_s: float = 600.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:  # a port that is no number, or too large
+            known = False
+        if not known:
             raise ArchsearchError(f"{url!r} is no address of a server; write http://127.0.0.1:8000")
         self.url, self.timeout_s, self._parts = url.rstrip("/"), timeout_s, parts
         self._root = parts.path.rstrip("/").removesuffix("/v1")
@@ -92,7 +96,7 @@ class OpenAIServer:
     def _read(self, response: http.client.HTTPResponse, sent: float, began: float) -> Answer:
         first = done = 0.0
         usage: dict[str, Any] = {}
-        pieces, finished = 0, False
+        pieces, finished, refused = 0, False, None
         for event in _events(response):
             if event == "[DONE]":
                 finished = True
@@ -101,6 +105,9 @@ class OpenAIServer:
                 chunk = json.loads(event)
             except ValueError:
                 continue
+            if not isinstance(chunk, dict):
+                continue
+            refused = chunk.get("error") or refused
             usage = chunk.get("usage") or usage
             if any(choice.get("text") or choice.get("token_ids") for choice in chunk.get("choices") or []):
                 done = time.monotonic() - began
@@ -110,7 +117,8 @@ class OpenAIServer:
             raise NoAnswer("the stream ended before the answer did")
         if not pieces:
             now = time.monotonic() - began
-            return Answer(sent, now, now, 0, int(usage.get("prompt_tokens") or 0), 0, "an answer without any text")
+            why = "an answer without any text" if refused is None else " ".join(str(refused).split())[:400]
+            return Answer(sent, now, now, 0, int(usage.get("prompt_tokens") or 0), 0, why)
         tokens = int(usage.get("completion_tokens") or pieces)
         return Answer(sent, first, done, tokens, int(usage.get("prompt_tokens") or 0), pieces)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from archsearch.report.mixes import UNITS, load_words
 from archsearch.report.terminal.layout import table
+
+MANY: Final = 256
+"""Requests that engines run at once at most unless told otherwise (vLLM's max_num_seqs): where memory holds fewer, it limits."""
 
 
 def traffic_text(result: Mapping[str, Any]) -> str:
@@ -61,6 +64,9 @@ def _checks(part: Mapping[str, Any]) -> list[str]:
     if seen is not None:
         words = [f"{name} {_run(run)}" for name, run in (("with the draft", seen["drafting"]), ("without", seen["plain"]))]
         lines.append(f"{part['name']}: simulated ({seen['requests']} requests): {'; '.join(words)}.")
+    held = [part[name] for name in ("held", "held_alone")]
+    if None not in held and min(held) < max(part["concurrency"] or 0, MANY):
+        lines.append(f"{part['name']}: memory holds {held[0]:,} requests at once with the draft, {held[1]:,} without.")
     for name in ("drafting", "plain"):
         if part[name]["full"]:
             who = "With the draft" if name == "drafting" else "Without the draft"
