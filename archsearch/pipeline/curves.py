@@ -42,7 +42,7 @@ def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None
         **about,
         "sweep": sweep.axis,
         "gamma": request.gamma,
-        "curves": [_told(item, found) for item, found in curves],
+        "curves": [_told(item, found, sweep) for item, found in curves],
     }
 
 
@@ -56,23 +56,24 @@ def _curve(item: Priced, sweep: Sweep) -> Curve:
     )
 
 
-def _told(item: Priced, found: Curve) -> dict[str, Any]:
+def _told(item: Priced, found: Curve, sweep: Sweep) -> dict[str, Any]:
     largest = item.scorer.latency.largest_batch
     notes = list(item.notes)
     if largest is not None:
         notes.append(f"passes were measured up to batch size {largest}; beyond twice that the curve is a guess")
-    memory = memory_of(item)
+    memory = memory_of(item, int(sweep.values[-1]) if sweep.axis == "context" else item.scorer.workload.context_len)
     return {"draft": item.name, **engine_data(item.source), "notes": notes, "memory": memory, **found.to_dict()}
 
 
-def memory_of(item: Priced) -> dict[str, Any] | None:
-    """What the fullest device holds with the draft and without; None on a CPU."""
+def memory_of(item: Priced, context: int) -> dict[str, Any] | None:
+    """What the fullest device holds with the draft and without, for requests of `context` tokens; None on a CPU."""
     device, scorer = item.source.device, item.scorer
     if device.kind == "cpu":
         return None
-    served = replace(scorer.workload, draft_tensor_parallel=engine_facts(item.source.engine).ranks_of_draft(scorer.workload))
+    ranks = engine_facts(item.source.engine).ranks_of_draft(scorer.workload)
+    served = replace(scorer.workload, draft_tensor_parallel=ranks, context_len=context)
     with_draft, alone = (asdict(memory_plan(scorer.target, each, served, device)) for each in (item.score.proposer, None))
-    return {"with_draft": with_draft, "alone": alone, "draft_ranks": served.draft_tensor_parallel}
+    return {"with_draft": with_draft, "alone": alone, "draft_ranks": ranks, "context": context}
 
 
 def curve_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -81,6 +81,8 @@ class _Server:
             if active:
                 round_s = self.service.round_at(len(active))
                 seconds += round_s
+            elif self.service.shares_steps:  # `read_s` is what a prompt adds to a step
+                seconds += self.service.round_at(1.0)
             yield self.env.timeout(seconds)
             if active:
                 self.request_seconds += seconds * len(active)

@@ -79,6 +79,11 @@ class Service:
         """Rounds a request."""
         return self.tokens.rounds(self.output_tokens - 1.0)
 
+    @property
+    def steps(self) -> float:
+        """Steps a request takes part in: its rounds, and the one in which its prompt is read where prompts share them."""
+        return self.rounds + (1.0 if self.shares_steps else 0.0)
+
     def round_at(self, running: float) -> float:
         """Seconds of a round while `running` requests decode: between the batch sizes that are known, and by the slope over the
         upper half of them beyond: from one to the next a batch may take less, where one was measured and the other was not."""
@@ -91,7 +96,7 @@ class Service:
 
     def requests_per_s(self, running: float) -> float:
         """Requests finished a second while `running` of them decode."""
-        return 1.0 / (self.prefill_s + self.rounds * self.round_at(running) / max(running, 1.0))
+        return 1.0 / (self.prefill_s + self.steps * self.round_at(running) / max(running, 1.0))
 
     @property
     def most_requests_per_s(self) -> float:
@@ -129,9 +134,9 @@ def in_flight(service: Service, concurrency: int) -> Steady:
     running = min(concurrency, service.held)
     rate = service.requests_per_s(running)
     together = 1.0 + (running - 1.0) / (2.0 * max(service.rounds, 1.0))  # prefills of those that ended in the same round
-    waiting = (concurrency - running) / rate
-    ttft = waiting + together * service.prefill_s
-    decoding = running / rate - together * service.prefill_s
+    reading = together * service.prefill_s + (service.steps - service.rounds) * service.round_at(running)
+    ttft = (concurrency - running) / rate + reading
+    decoding = running / rate - reading
     return Steady(rate, running, _per_token(decoding, service), ttft, rate * service.output_tokens, 1.0)
 
 
@@ -162,7 +167,7 @@ def at_rate(service: Service, requests_per_s: float) -> Steady:
     waits = prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))  # behind other prompts (M/D/1)
     busy = min(1.0, prefilling + (1.0 - prefilling) * (1.0 - math.exp(-running)))
     step_s = round_s / (1.0 - prefilling)  # with the prompts in it; a prompt waits for one and is read in the next
-    ttft = service.prefill_s + waits + busy * step_s * (1.5 if service.shares_steps else 0.5)
+    ttft = service.prefill_s + waits + step_s * (0.5 * busy + service.steps - service.rounds)
     rate = requests_per_s
     return Steady(rate, running, _per_token(decoding, service), ttft, rate * service.output_tokens, rate / most)
 

@@ -48,6 +48,11 @@ class ServiceGrid:
             return 0.0
         return np.maximum(1.0, tokens / self.tau + (self.square - self.tau) / (2.0 * self.tau**2))
 
+    @property
+    def steps(self) -> Any:
+        """Steps a request takes part in (`steady.Service.steps`)."""
+        return self.rounds + (1.0 if self.shares_steps else 0.0)
+
     def round_at(self, running: Any) -> Array:
         """Seconds of a round while `running` requests decode."""
         if len(self.at) == 1:
@@ -64,7 +69,7 @@ class ServiceGrid:
 
     def requests_per_s(self, running: Any) -> Any:
         """Requests finished a second while `running` of them decode."""
-        return 1.0 / (self.prefill_s + self.rounds * self.round_at(running) / np.maximum(running, 1.0))
+        return 1.0 / (self.prefill_s + self.steps * self.round_at(running) / np.maximum(running, 1.0))
 
     def most_requests_per_s(self) -> Array:
         """The highest rate that each can serve."""
@@ -87,8 +92,9 @@ def in_flight_grid(service: ServiceGrid, concurrency: Any) -> SteadyGrid:
     running = np.minimum(concurrency, service.held)
     rate = service.requests_per_s(running)
     together = 1.0 + (running - 1.0) / (2.0 * np.maximum(service.rounds, 1.0))
-    ttft = (concurrency - running) / rate + together * service.prefill_s
-    decoding = running / rate - together * service.prefill_s
+    reading = together * service.prefill_s + (service.steps - service.rounds) * service.round_at(running)
+    ttft = (concurrency - running) / rate + reading
+    decoding = running / rate - reading
     return _steady(service, running, decoding, ttft, rate)
 
 
@@ -107,7 +113,7 @@ def at_rate_grid(service: ServiceGrid, requests_per_s: float) -> SteadyGrid:
     decoding = service.rounds * round_s / (1.0 - prefilling)
     waits = prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))
     busy = np.minimum(1.0, prefilling + (1.0 - prefilling) * (1.0 - np.exp(-high)))
-    ttft = service.prefill_s + waits + busy * round_s / (1.0 - prefilling) * (1.5 if service.shares_steps else 0.5)
+    ttft = service.prefill_s + waits + round_s / (1.0 - prefilling) * (0.5 * busy + service.steps - service.rounds)
     open_ = _steady(service, high, decoding, ttft, np.full(len(most), requests_per_s))
     if not full.any():
         return open_

@@ -32,6 +32,7 @@ def test_memory_is_told(tmp_path: Path) -> None:
     (item,) = last_json(call(*ESTIMATE, "--alpha", "0.7", "--sweep", "context", "--json"))["curves"]
     with_draft, alone = item["memory"]["with_draft"], item["memory"]["alone"]
     assert with_draft["requests"] < alone["requests"] and with_draft["draft_weight_bytes"] > 0
+    assert item["memory"]["context"] == item["points"][-1]["x"], "of the longest, where contexts are swept"
     less = last_json(call(*ESTIMATE, "--alpha", "0.7", "--sweep", "context", "--memory-fraction", "0.5", "--json"))["curves"][0]
     assert less["memory"]["with_draft"]["requests"] < with_draft["requests"]
 

@@ -34,8 +34,8 @@ def test_lengths() -> None:
 @pytest.mark.parametrize(
     "data", [-1, "many", {"mean": -1, "std": 1}, {"low": 3, "high": 1}, {"values": []}, {"values": [1], "weights": [0]},
              {"values": [1, 2], "weights": [1]}, {"values": ["a"]}, {"mean": 1}, None, True,
-             {"mean": 10, "std": float("inf")}, {"mean": float("nan"), "std": 1}, {"values": [1, 2], "weights": [float("inf"), 1]},
-             {"values": [1, 2], "weights": [float("nan"), 1]}]
+             {"mean": 10, "std": float("inf")}, {"mean": float("nan"), "std": 1},
+             {"values": [1, 2], "weights": [float("inf"), 1]}, {"values": [1, 2], "weights": [float("nan"), 1]}]
 )  # fmt: skip
 def test_lengths_that_are_none(data: Any) -> None:
     with pytest.raises(ArchsearchError, match="prompt"):

@@ -37,7 +37,9 @@ def test_rounds_of_a_request_are_what_chance_gives() -> None:
 
 def test_a_fixed_number_in_flight_by_hand() -> None:
     found = in_flight(service(), 8)
-    assert found.requests_per_s == pytest.approx(1 / (0.02 + 100 * (20e-3 + 8e-4) / 8))
+    # 100 tokens after the first, and the step in which the prompt is read
+    assert found.requests_per_s == pytest.approx(1 / (0.02 + 101 * (20e-3 + 8e-4) / 8))
+    assert found.ttft_s > 20e-3 + 8e-4 + 0.02, "no first token in less than a step and what the prompt adds to it"
     assert found.tokens_per_s == pytest.approx(101 * found.requests_per_s)
     assert found.ttft_s + 100 * found.tpot_s == pytest.approx(8 / found.requests_per_s)  # Little's law
     assert in_flight(service(held=4), 8).running == 4
@@ -49,7 +51,7 @@ def test_a_rate_is_a_fixed_point() -> None:
     assert found.running == pytest.approx(5.0 * 100 * service().round_at(1 + found.running) / (1 - 0.1), rel=1e-6)
     assert not found.full and 0 < found.utilisation < 1
     slow = at_rate(service(), 0.01)
-    assert slow.tpot_s == pytest.approx(20.1e-3, rel=0.02) and slow.ttft_s < 0.03
+    assert slow.tpot_s == pytest.approx(20.1e-3, rel=0.02) and slow.ttft_s == pytest.approx(0.02 + 20.1e-3, rel=0.05)
     full = at_rate(service(held=64), 1e3)
     assert full.full and math.isinf(full.ttft_s) and full.running == 64
 

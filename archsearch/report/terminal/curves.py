@@ -101,11 +101,14 @@ def _memory(item: Mapping[str, Any]) -> list[str]:
     where = "shared by all ranks" if memory["draft_ranks"] > 1 else "on one device"
     weights = (with_draft["target_weight_bytes"] + with_draft["draft_weight_bytes"]) / 2**30
     if not with_draft["requests"]:
-        return [f"Memory: {weights:.1f} GiB of weights a device leave no room for one request: raise --tensor-parallel."]
+        return [
+            f"Memory: {weights:.1f} GiB of weights a device leave no room for one request of {memory['context']:,} tokens: raise "
+            "--tensor-parallel."
+        ]
     lines = [
         f"Memory: weights {weights:.1f} GiB a device (draft {where}), activations {with_draft['activation_bytes'] / 2**30:.1f}; "
-        f"holds {with_draft['requests']:,} requests at once, {alone['requests']:,} without the draft; longest context "
-        f"{with_draft['longest']:,}."
+        f"holds {with_draft['requests']:,} requests of {memory['context']:,} tokens at once, {alone['requests']:,} without the "
+        f"draft; longest context {with_draft['longest']:,}."
     ]
     if item["memory_stops"] is not None:
         lines.append(
