@@ -64,7 +64,7 @@ def test_servers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with openai_server(refuses=True) as url:
         words = refused("bench-serve", "--server-url", url, "--concurrency", "2", *FEW, "--json", code=1)
     assert "refuses requests: status 400" in words and "max_tokens is too large" in words
-    for url in ("ftp://x", "http://127.0.0.1:port", "http://127.0.0.1:99999", "http://[::1"):
+    for url in ("ftp://x", "http://127.0.0.1:port", "http://127.0.0.1:99999"):
         assert "no address" in refused("bench-serve", "--server-url", url, "--concurrency", "2", "--json")
     assert "give one of" in refused(*nobody)
     assert "must be positive" in refused(*nobody, "--requests-per-second", "-2")
