@@ -337,7 +337,7 @@ def write_table(rows: Sequence[dict[str, Any]], path: Path, std: float) -> None:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """One picture, a panel for each question: alpha of seed 0 after DRAWN tokens, by kind of text."""
+    """A panel for each question: alpha of seed 0 after DRAWN tokens, by kind of text; lines of one shape are left out."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -352,7 +352,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         "ffn": ("FFN / hidden size", lambda a: a.intermediate_size / a.hidden_size),
         "window": ("window, tokens", lambda a: a.sliding_window or 256), "head": ("head rows", lambda a: a.head_rows),
     }  # fmt: skip
-    figure, panels = plt.subplots(2, 3, figsize=(13, 7.5), constrained_layout=True)
+    figure, panels = plt.subplots(2, 3, figsize=(13, 9.5), constrained_layout=True)
     for panel, (group, shapes) in zip(panels.flat, study_shapes().items(), strict=True):
         label, value = axes_of[group]
         lines: dict[str, list[tuple[float, float]]] = {}
@@ -360,6 +360,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             if name in shapes:
                 line = f"{kind}, {same_but(group, shapes[name])}, {tokens // 1000}k tokens"
                 lines.setdefault(line, []).append((value(shapes[name]), alpha))
+        lines = {name: points for name, points in lines.items() if len(points) > 1}
         for name, points in sorted(lines.items()):
             panel.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3.5, linewidth=1, label=name)
         ticks = sorted({x for points in lines.values() for x, _ in points})
@@ -368,7 +369,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_minor_formatter(NullFormatter())
         if lines:
-            panel.legend(fontsize=6)
+            panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False)
     figure.savefig(path, dpi=110)
 
 
