@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine, drafter_family
 from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
 from archsearch.paths import cache_dir
 from archsearch.schedule import Ranges
@@ -52,6 +52,26 @@ class OpenVinoEngine(ChildEngine):
                 "archsearch runs OpenVINO GenAI on one CPU in a process of its own, without a server; got device "
                 f"{settings.device!r}, tensor_parallel {settings.tensor_parallel}; use --engine vllm"
             )
+
+    def start(
+        self,
+        target: ModelSource,
+        draft: ModelSource | None,
+        gamma: int,
+        *,
+        synthetic: Sequence[float] = (),
+        schedule: Ranges = (),
+    ) -> None:
+        try:
+            super().start(target, draft, gamma, synthetic=synthetic, schedule=schedule)
+        except RunFailed as error:
+            # Seen in 2026.4 on a CPU with AMX: one thread or one CPU divides by zero in bfloat16, not in float32, not on two.
+            if "signal 8" in str(error) and self.settings.dtype == "bfloat16":
+                raise RunFailed(
+                    f"{error}; OpenVINO GenAI divides by zero in bfloat16 on one thread: give it two CPUs, with a profile of two "
+                    "threads (archsearch profile --threads 2), or float32 (--dtype float32)"
+                ) from error
+            raise
 
     def _check_head(self, folder: Path, most_layers: int, states: int | None) -> None:
         config = read_json(folder / "config.json", "the head's config")

@@ -31,6 +31,17 @@ with worker_modules(WORKER) as worker:  # its functions; OpenVINO itself is not 
 # ------------------------------------------------------------------------------------------------------------ pure parts
 
 
+@pytest.mark.parametrize(("dtype", "told"), [("bfloat16", True), ("float32", False)])
+def test_a_division_by_zero_in_bfloat16_is_explained(monkeypatch: pytest.MonkeyPatch, dtype: str, told: bool) -> None:
+    def killed(self, *models, **options) -> None:  # noqa: ANN001
+        raise RunFailed("openvino was killed by signal 8 during 'start'")
+
+    monkeypatch.setattr(openvino_module.ChildEngine, "start", killed)
+    with pytest.raises(RunFailed, match="signal 8") as error:
+        OpenVinoEngine(EngineSettings(dtype=dtype, threads=1)).start(Path("target"), None, 0)
+    assert ("two CPUs" in str(error.value)) is told
+
+
 def test_the_last_token_is_never_drafted() -> None:
     assert [worker.rounds.asked(written, 3, 10) for written in (1, 6, 7, 8, 9)] == [3, 3, 2, 1, 0]
 
