@@ -104,3 +104,13 @@ def test_words_say_whose_rows(plain: list[Measurement], target: str, words: str)
         profile, catalogue.load("mixtral-8x7b").architecture.replace(routing_skew=0.2), "bfloat16"
     )
     assert "no rows" in kernel_words(profile, catalogue.load("deepseek-v3").architecture, "bfloat16")
+
+
+def test_more_tokens_take_no_less() -> None:
+    """DeepSeek-V3's attention on a B200 is of two kernels: for one token the tables say 10.6 ms a pass, for four 8.9."""
+    from archsearch.pipeline.latency import choose_latency
+    from archsearch.workload import WorkloadRequest
+
+    source, workload = choose_latency(WorkloadRequest(gpu="b200", engine="tensorrt-llm", tensor_parallel=8), V3)
+    one, *more = (source.latency.verify_s(V3, workload, gamma).value for gamma in range(5))
+    assert all(seconds >= one for seconds in more)
