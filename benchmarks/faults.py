@@ -4,9 +4,10 @@ anything done twice?
     python benchmarks/faults.py [--kills 50] [--seed 0] [--output benchmarks/results/2026-11-22-faults]
 
 A tiny random target, a made-up profile of this CPU, everything else as users run it. Each command runs in a process of its own
-(a fork, so that importing takes no part in it) and is killed after a random time, begun again, killed again, and so on; at the
+(a fork, so that importing takes no part in it) and is killed at a random moment, begun again, killed again, and so on; at the
 end it runs to its end. After every kill all files are read; after every end what was recorded before the kills must still be
-there. One row a kill goes to kills.csv, one a command to commands.json.
+there. One row a kill goes to kills.csv, one a command to commands.json. All seconds are the process's own on the processor, its
+time budgets too: on a busy machine it comes as far as on an idle one. (Linux, where another process's clock can be read.)
 """
 
 from __future__ import annotations
@@ -52,10 +53,24 @@ class Stage:
 
 STAGES: Final = (
     Stage(
-        "profile", ("profile", "--gpu", "cpu", "--space", "tiny.yaml", "--dtype", "float32", "--budget", "8s", "--output", "p")
+        "profile",
+        (
+            "profile",
+            "--gpu",
+            "cpu",
+            "--space",
+            "tiny.yaml",
+            "--dtype",
+            "float32",
+            "--budget",
+            "8s",
+            "--no-engine",
+            "--output",
+            "p",
+        ),
     ),
     Stage("search", (*SEARCH, "--trials", "150", "--sampler", "walk", "--alpha", "0.8", "--run", "runs/a")),
-    Stage("climb", (*SEARCH, *PROMPTS, "--trials", "24", "--confirm", "1", "--time-budget", "30s", "--run", "runs/a")),
+    Stage("climb", (*SEARCH, *PROMPTS, "--trials", "24", "--confirm", "1", "--time-budget", "60s", "--run", "runs/a")),
     Stage("train", ("train", "runs/a", "--budget", "6s"), (RANK,)),
     Stage("confirm", ("confirm", "runs/a", "--count", "24"), (RANK, ("train", "runs/a", "--budget", "3s"))),
 )
@@ -63,8 +78,8 @@ STAGES: Final = (
 
 @dataclass
 class Kill:
-    """One kill. `moment_s`: after the command began; `written`: files that were read; `half`: those that were broken; `newest`:
-    what had been written last."""
+    """One kill. `moment_s`: on the processor after the command began; `written`: files that were read; `half`: those that were
+    broken; `newest`: what had been written last."""
 
     stage: str
     life: int
@@ -112,6 +127,7 @@ def started(folder: Path, command: tuple[str, ...]) -> int:
         os.dup2(said, 1)
         os.dup2(said, 2)
         watch_trainings(folder / EVENTS)
+        count_processor_time()
         from archsearch.cli import main
 
         main(list(command), standalone_mode=True)
@@ -123,6 +139,14 @@ def started(folder: Path, command: tuple[str, ...]) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def count_processor_time() -> None:
+    """Let this process's clocks, and with them its time budgets, go only while it has the processor."""
+    from archsearch.runs.state import StateFile
+
+    time.monotonic = time.perf_counter = time.process_time
+    StateFile.__init__.__kwdefaults__["clock"] = time.process_time
 
 
 def watch_trainings(path: Path) -> None:
@@ -150,18 +174,21 @@ def watch_trainings(path: Path) -> None:
     distill.distill = watched
 
 
-def ended(process: int, limit_s: float | None) -> int | None:
-    """The exit status of a process, None where it was killed after `limit_s`."""
-    begin = time.monotonic()
-    while True:
-        found, status = os.waitpid(process, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if limit_s is not None and time.monotonic() - begin >= limit_s:
+def ended(process: int, limit_s: float | None) -> tuple[int | None, float]:
+    """(exit status of a process, None where it was killed after `limit_s` on the processor; those seconds)."""
+    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if limit_s is not None and processor_s(process) >= limit_s:
             os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-            return None
+            break
         time.sleep(0.002)
+    _, status, usage = os.wait4(process, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == -signal.SIGKILL else code, usage.ru_utime + usage.ru_stime
+
+
+def processor_s(process: int) -> float:
+    """Seconds that another process has had on the processor."""
+    return time.clock_gettime((~process << 3) | 2)  # Linux's name for its CPU clock: clock_getcpuclockid(3)
 
 
 # -- what lies in a folder ------------------------------------------------------------------------------------------------
@@ -297,13 +324,12 @@ def done_twice(folder: Path) -> list[str]:
 
 
 def run_whole(folder: Path, command: tuple[str, ...]) -> float:
-    """Run a command to its end; its seconds. RuntimeError, with what it said, where it fails."""
-    begin = time.monotonic()
-    code = ended(started(folder, command), None)
+    """Run a command to its end; its seconds on the processor. RuntimeError, with what it said, where it fails."""
+    code, seconds = ended(started(folder, command), None)
     if code != 0:
         said = (folder / "said.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise RuntimeError(f"exit status {code}: {said[-1] if said else ''}")
-    return time.monotonic() - begin
+    return seconds
 
 
 def answer_of(folder: Path) -> Any:
@@ -342,7 +368,7 @@ def _life(stage: Stage, folder: Path, kills: int, rng: random.Random, outcome: O
     known: set[str] = set()
     while outcome.kills < kills:
         moment = rng.uniform(0.0, 0.6 * outcome.whole_s)
-        code = ended(started(folder, stage.command), moment)
+        code, _ = ended(started(folder, stage.command), moment)
         if code is not None:
             break
         outcome.kills += 1

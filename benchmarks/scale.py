@@ -1,6 +1,7 @@
 """How a search scales: scoring all shapes at once, what samplers miss of the exact best, what a recorded trial costs.
 
     python benchmarks/scale.py exact [--target llama-3.1-8b] [--gpu h100-sxm5-80gb] [--layers 16]
+    python benchmarks/scale.py large [--layers 64] [--trials 300]
     python benchmarks/scale.py samplers [--trials 300] [--seeds 5]
     python benchmarks/scale.py overhead
     python benchmarks/scale.py mix
@@ -99,10 +100,28 @@ def exact(arguments: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def large(arguments: argparse.Namespace) -> dict[str, Any]:
+    """A default search of a space that is too large to score in full, and what it says it missed."""
+    space = million(arguments.layers).served(1, 608)
+    scorer = scorer_of(arguments.target, arguments.gpu, space)
+    scorer(next(space.enumerate(scorer.target)))
+    before, wall = time.process_time(), time.perf_counter()
+    result = search(space, scorer, trials=arguments.trials, how=How(regret=True))
+    (regret,) = result.regrets
+    return {
+        "target": arguments.target, "gpu": arguments.gpu, "points": space.size(scorer.target), "trials": result.finished,
+        "cpu_s": round(time.process_time() - before, 2), "wall_s": round(time.perf_counter() - wall, 2),
+        "best": result.best[0].architecture.label(), **regret.to_dict(),
+    }  # fmt: skip
+
+
+SPACES = (("smollm2-135m", "demo"), ("llama-3.1-8b", "default"), ("llama-3.1-8b", "wide-shallow"))
+
+
 def samplers(arguments: argparse.Namespace) -> dict[str, Any]:
     """What each sampler's best lies behind the exact best, by seed; percent of speed-up."""
     found: dict[str, Any] = {}
-    for target, name in (("smollm2-135m", "demo"), ("llama-3.1-8b", "default"), ("llama-3.1-8b", "wide-shallow")):
+    for target, name in SPACES[: arguments.spaces]:
         space = load_space(name).served(1, 608)
         scorer = scorer_of(target, arguments.gpu, space)
         grid = exact_grid(space, scorer)
@@ -190,16 +209,17 @@ def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["exact", "samplers", "overhead", "mix"])
+    parser.add_argument("what", choices=["exact", "large", "samplers", "overhead", "mix"])
     parser.add_argument("--target", default="llama-3.1-8b")
     parser.add_argument("--gpu", default="h100-sxm5-80gb")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--spaces", type=int, default=len(SPACES), help="only the first so many spaces")
     parser.add_argument("--samplers", nargs="+", default=[name for name in get_args(Sampler) if name != "auto"])
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    found = {"exact": exact, "samplers": samplers, "overhead": overhead, "mix": mixed}[arguments.what](arguments)
+    found = {"exact": exact, "large": large, "samplers": samplers, "overhead": overhead, "mix": mixed}[arguments.what](arguments)
     text = json.dumps(found, indent=1)
     if arguments.output:
         arguments.output.write_text(f"{text}\n", encoding="utf-8")

@@ -108,6 +108,11 @@ def goals(_context: click.Context, _parameter: click.Parameter, value: str | Non
     help="Where the --workers run: processes here, or tasks of a Ray cluster that runs already.",
 )
 @click.option(
+    "--share",
+    metavar="URL",
+    help="With --workers: a copy of the run folder for those that do not see it: s3://, gs://, sftp://, ... as fsspec has them.",
+)
+@click.option(
     "--run",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",

@@ -74,6 +74,7 @@ class SearchRequest:
     sampler: Sampler = AUTO
     workers: int = 0
     executor: ExecutorName = "local"
+    share: str | None = None
     pareto: tuple[str, ...] = ()
     mix: Mix | None = None
 
@@ -132,7 +133,7 @@ class SearchRequest:
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
-        free = ("run", "profile", "climb", "workers", "executor", "pareto")
+        free = ("run", "profile", "climb", "workers", "executor", "share", "pareto")
         asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
         flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
         flat["storage"] = without_password(self.storage)

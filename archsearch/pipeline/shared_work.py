@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, TrainedDraft
+from archsearch.pipeline.mirror import Mirror
 from archsearch.search.claims import Claims, Task
 from archsearch.search.storage import open_storage, storage_errors
 
@@ -78,10 +79,15 @@ def train_job(job: Job, trainer: Trainer) -> float:
 
 
 class SharedWork:
-    """The jobs of one search, in its storage. `created`: of its run, so that another run of that name has jobs of its own."""
+    """The jobs of one search, in its storage. `created`: of its run, so that another run of that name has jobs of its own;
+    `mirror`: its folder's copy, where others work in that."""
 
-    def __init__(self, storage: str, name: str, created: str, *, grace_s: float = TRAINING_GRACE_S) -> None:
+    def __init__(
+        self, storage: str, name: str, created: str, *, grace_s: float = TRAINING_GRACE_S, mirror: Mirror | None = None
+    ) -> None:
         import optuna
+
+        self.mirror = mirror
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         digest = hashlib.sha256(created.encode()).hexdigest()[:8]
@@ -100,9 +106,13 @@ class SharedWork:
 
     def finish(self, jobs: Sequence[Job], do: Callable[[Job], float]) -> None:
         """Post the jobs and do them together with whoever has joined; returns when all are done."""
+        if self.mirror is not None:
+            self.mirror.push()
         self.study.set_user_attr(POSTED, [job.to_dict() for job in jobs])
         self.claims.finish([self._task(job, do) for job in jobs])
         self.study.set_user_attr(POSTED, [])
+        if self.mirror is not None:
+            self.mirror.pull()
 
     def help_along(self, do: Mapping[JobKind, Callable[[Job], float]]) -> int:
         """Do posted jobs of the kinds in `do` for as long as the search lives; how many were done here."""
