@@ -15,10 +15,14 @@ def test_train_resumes(with_run: Path) -> None:
     # It goes on from where the anneal began (not anew: its first steps are the first run's, to the second at which they were).
     # How many steps two seconds hold is the machine's.
     assert after["loss_curve"][:3] == before["loss_curve"][:3]
-    assert 1.5 < result["training"]["seconds"] - before["seconds"] < 60
+    # A draft whose acceptance no longer rises is not trained on; on fast machines this one is there by now.
+    assert after["stopped"] or 1.5 < result["training"]["seconds"] - before["seconds"] < 60
     assert result["after"]["alpha"]["source"] == "measured"
     assert json.loads((with_run / "runs/a/best/1/score.json").read_text()) == result["after"]
-    assert "Next: archsearch confirm runs/a --rank 1" in call("train", "runs/a", "--budget", "1s").stdout
+    text = call("train", "runs/a", "--budget", "1s").stdout
+    assert "Next: archsearch confirm runs/a --rank 1" in text
+    stopped = json.loads((with_run / "runs/a/best/1/training.json").read_text())["stopped"]
+    assert ("Ended before its budget: held-out acceptance no longer rises" in text) == bool(stopped)
 
 
 def test_train_a_rank_that_has_no_weights(with_run: Path) -> None:

@@ -20,6 +20,11 @@ def train_text(result: dict[str, Any], run: Path, rank: int) -> str:
             f"(measured on held-out text{'; ' + categories if categories else ''}).",
             f"Trained {human_time(training['seconds'])} in all, {training['tokens']:,} tokens at "
             f"{training['tokens_per_s']:,.0f} tokens/s.",
+            *(
+                [f"Ended before its budget: {training['stopped']}; more text is what helps now."]
+                if training.get("stopped")
+                else []
+            ),
             f"Modeled speed-up {plus_minus(before['speedup'])} -> {plus_minus(after['speedup'])} at gamma {after['gamma']}.",
             *([f"Text: {result['text']['words']}"] if result.get("text") else []),
             "",
