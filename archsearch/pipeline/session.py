@@ -30,7 +30,7 @@ from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Scorer
 from archsearch.search.samplers import AUTO, Sampler
 from archsearch.search.space import Limits, SearchSpace, load_space
-from archsearch.search.storage import without_password
+from archsearch.search.storage import open_storage, without_password
 from archsearch.speedup import MAX_GAMMA
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.text.sketch_file import load_sketch, save_sketch
@@ -117,6 +117,17 @@ class SearchRequest:
             from archsearch.text.encode import read_texts
 
             read_texts(self.text)
+
+    def check_sharing(self) -> None:
+        """Raise ArchsearchError for a storage that cannot be used, and for what is of workers where there are none: before a run
+        folder is made."""
+        for option, given in (("share", self.share), ("executor", "" if self.executor == "local" else self.executor)):
+            if given and self.workers < 1:
+                raise ArchsearchError(
+                    f"--{option} {without_password(given)} is for workers; add --workers N, 1 for those of others"
+                )
+        if self.storage:
+            open_storage(self.storage)
 
     def settled(self) -> SearchRequest:
         """The same request with what nobody said: the run's domain and largest gamma where it continues one; else the domain
@@ -223,6 +234,7 @@ class SearchSession:
         request = request.settled()
         if run is None:
             request.check_files()
+            request.check_sharing()
             request = replace(request, families=named_families(request.families))
             request = replace(request, asked=with_engine(request.asked, request.kind))
         target = resolve_target(request.target).routed(request.asked.routing_skew)

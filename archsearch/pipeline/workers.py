@@ -246,8 +246,6 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
     Raises ArchsearchError for more workers than a machine should have, and for an executor that is not there.
     """
     request = session.request
-    if request.share and request.workers < 1:
-        raise ArchsearchError(f"--share {without_password(request.share)} is for workers; add --workers N, 1 for those of others")
     if request.workers < 1:
         yield None
         return

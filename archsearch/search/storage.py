@@ -85,7 +85,7 @@ def storage_errors(storage: str | Path) -> Iterator[None]:
     except OSError as error:
         raise ArchsearchError(f"cannot open storage {name}: {error.strerror or error}; choose another --storage") from error
     except ImportError as error:
-        missing = error.name or str(error)
+        missing = {"grpc": "grpcio"}.get(error.name or "", error.name or str(error))
         raise ArchsearchError(f"storage {name} needs the Python package {missing}; install it (pip install {missing})") from error
     except Exception as error:
         reason = _reason(error)

@@ -103,3 +103,31 @@ def test_all_shapes_are_scored_and_said(tmp_path: Path) -> None:
     assert f"all shapes were scored: {scored['shapes']:,} of {scored['space']}" in text and "Pareto set of speedup" in text
     assert "unknown goal beauty" in refused(*command, "--pareto", "speedup,beauty")
     assert Scored("s", 5, True).words() == "all 5 shapes of space s scored"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--storage", "sqlite:///no/such/folder/x.db"), "cannot be used"),
+        (("--storage", "nonsense://x"), "cannot be used"),
+        (("--executor", "ray"), "--executor ray is for workers; add --workers N"),
+        (("--share", "s3://bucket/runs"), "--share s3://bucket/runs is for workers; add --workers N"),
+    ],
+)
+def test_a_search_that_cannot_be_shared_as_asked_leaves_no_run(tmp_path: Path, monkeypatch, options, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    search = (
+        "search",
+        "--target",
+        "llama-3.1-8b",
+        "--gpu",
+        "h100",
+        "--family",
+        "independent",
+        "--trials",
+        "4",
+        "--run",
+        "runs/x",
+    )
+    assert words in refused(*search, *options)
+    assert not Path("runs/x").exists()
