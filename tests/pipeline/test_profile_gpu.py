@@ -83,7 +83,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def request(**changes: Any) -> ProfileRequest:
-    values = {"dtypes": ("bfloat16",), "budget_s": 40.0, "check": 2, "engine": False, **changes}
+    values = {"dtypes": ("bfloat16",), "budget_s": 90.0, "check": 2, "engine": False, **changes}
     return ProfileRequest("h200", TINY, SPACE, **values)
 
 
