@@ -132,10 +132,9 @@ def make_head(case: Case, ref: TargetRef, folder: Path) -> None:
         return
     decoder = usual_head(ref.architecture, "eagle3").decoder
     decoder = decoder.replace(num_hidden_layers=case.layers, draft_vocab_size=case.rows)
-    head = initialise_eagle3(
-        target, eagle3_config(decoder, target), usual_layers(ref.architecture.num_hidden_layers), range(case.rows)
-    )
-    save_eagle3(head, folder, facts, mask_token_id=MASK_TOKEN if case.family == "peagle" else None)
+    layers, mask = usual_layers(ref.architecture.num_hidden_layers), MASK_TOKEN if case.family == "peagle" else None
+    head = initialise_eagle3(target, eagle3_config(decoder, target), layers, range(case.rows), mask_token_id=mask)
+    save_eagle3(head, folder, facts)
 
 
 def folder_of(case: Case, ref: TargetRef, work: Path) -> Path:

@@ -31,6 +31,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
+from archsearch.pipeline.climb.belief import capacity_to_come
 from archsearch.search.rungs import catch_up
 from archsearch.speedup import clamped, logit
 from archsearch.training.curves import NEUTRAL, AlphaPoint, extrapolate, fit_prior, growth
@@ -343,9 +344,8 @@ def short_levels(
     alphas: dict[Architecture, float], tokens: int, full: AcceptanceContext
 ) -> dict[Architecture, tuple[float, float]]:
     """Where shapes will stand among each other after the full training, by what the climb knows of catching up."""
-    prior = PriorAcceptance().fit([])
-    now = dataclasses.replace(full, trained_tokens=float(tokens))
-    come = {arch: logit(prior.predict(arch, full).alpha.value) - logit(prior.predict(arch, now).alpha.value) for arch in alphas}
+    to_come = capacity_to_come(PriorAcceptance().fit([]), full)
+    come = {arch: to_come(arch, tokens) for arch in alphas}
     logits = {arch: logit(clamped(alpha)) for arch, alpha in alphas.items()}
     centre, (spread, std) = float(np.mean(list(logits.values()))), catch_up(tokens)
     mean = float(np.mean(list(come.values())))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FOLDER: Final = "heads"
 RECORD: Final = "training.json"
 CHAINS: Final = "chains.npz"
-# Unless something else is asked: rows of the vocabulary, and layers (published P-EAGLE heads have four).
+# Unless something else is asked: rows of the vocabulary, and layers (published P-EAGLE heads have four; two is assumed).
 HEAD_ROWS: Final[dict[HeadFamily, int]] = {"eagle3": 4096, "medusa": 2048, "peagle": 4096}
 HEAD_LAYERS: Final[dict[HeadFamily, int]] = {"eagle3": 1, "medusa": 1, "peagle": 2}
 LONGEST_CHAIN: Final = 16

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import archsearch
+from archsearch.drafters.registry import family as family_class
 from archsearch.errors import ArchsearchError
+from archsearch.export.drafters import VLLM
 from archsearch.export.engines import Serving
 from archsearch.export.folder import MARKER, building, check_output
 from archsearch.export.schedule import last_drafting, sglang_schedule, tensorrt_schedule
@@ -25,10 +27,6 @@ from archsearch.schedule import Ranges, largest_gamma
 
 ADAPTIVE_FILE: Final = "sglang-adaptive.json"
 SPECULATORS_FILE: Final = "speculators_config.json"
-VLLM_METHOD: Final[Mapping[HeadFamily, Mapping[str, Any]]] = {
-    "eagle3": {"method": "eagle3"}, "medusa": {"method": "medusa"}, "peagle": {"method": "eagle3", "parallel_drafting": True},
-}  # fmt: skip
-TITLES: Final[Mapping[HeadFamily, str]] = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "peagle": "P-EAGLE head"}
 TRANSFORMER_FIELDS: Final = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias",
@@ -86,7 +84,7 @@ def export_head(source: HeadExport, output: Path) -> dict[str, Any]:
 def vllm_config(family: HeadFamily, model: str, gamma: int, schedule: Ranges = ()) -> dict[str, Any]:
     """vLLM's --speculative-config: `gamma`, or with a schedule its largest gamma and the ranges."""
     most = largest_gamma(schedule, gamma)
-    config: dict[str, Any] = {**VLLM_METHOD[family], "model": model, "num_speculative_tokens": most}
+    config: dict[str, Any] = {**VLLM[family], "model": model, "num_speculative_tokens": most}
     if any(entry[2] != most for entry in schedule):
         config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
     return config
@@ -193,7 +191,7 @@ def _card(source: HeadExport, served: tuple[Serving, ...]) -> str:
     tau = held["tau"].get(str(source.gamma)) or held["tau"].get(source.gamma)
     if tau is None:
         raise ArchsearchError(f"the head was not measured at gamma {source.gamma}; train it again")
-    title = TITLES[source.family]
+    title = family_class(source.family).title
     shares = ", ".join(f"{share:.2f}" for share in held["conditional"][: source.gamma])
     lines = [
         f"# {title} for {source.target}",

@@ -55,7 +55,7 @@ class Belief:
             end = max(self.full_tokens or at, at)
             context = replace(context, trained_tokens=float(end))
             shared = fit_prior(curves)
-            stands = levels(looked, shared, self.capacity(context))
+            stands = levels(looked, shared, capacity_to_come(PriorAcceptance().fit(self.known), context))
             # What is trained here is known better from here than from an earlier run on other text.
             others = [item for item in self.known if item.architecture not in stands]
             fitted = ExtrapolatedAcceptance(
@@ -82,16 +82,6 @@ class Belief:
         end, epoch = self.full_tokens or rungs.FIRST_TOKENS, self.full_epoch or self.epoch_tokens
         here, further = effective_tokens(end, epoch), effective_tokens(1.1 * end, epoch)
         return curve_slope(round(here)) * math.log(further / here) / math.log(1.1)
-
-    def capacity(self, full: AcceptanceContext) -> Callable[[Architecture, int], float]:
-        """Of a shape and the tokens it has seen: what its size and depth have yet to bring by the full training, in
-        logit(alpha), beside what more tokens bring to every shape; by the prior and earlier runs."""
-        prior = PriorAcceptance().fit(self.known)
-
-        def at(shape: Architecture, tokens: float) -> float:
-            return speculation.logit(prior.predict(shape, replace(full, trained_tokens=tokens)).alpha.value)
-
-        return lambda shape, seen: at(shape, float(full.trained_tokens or seen)) - at(shape, float(seen))
 
     def supernet(self) -> SupernetAcceptance | None:
         """What a supernet says, where one was trained: alpha of its slices, and the prior for the rest."""
@@ -124,6 +114,16 @@ class Belief:
         level = speculation.logit_std(scores[0].alpha)  # of the level that all alphas share: the std of the first
         mean = np.array([math.log(score.speedup.value) for score in scores])  # [scores]
         return rungs.draws_of(mean, rungs.belief(gaps, slopes, level))
+
+
+def capacity_to_come(prior: AcceptanceEstimator, full: AcceptanceContext) -> Callable[[Architecture, float], float]:
+    """Of a shape and the tokens it has seen: what its size and depth have yet to bring by the full training, in logit(alpha),
+    beside what more tokens bring to every shape, by `prior`."""
+
+    def at(shape: Architecture, tokens: float) -> float:
+        return speculation.logit(prior.predict(shape, replace(full, trained_tokens=tokens)).alpha.value)
+
+    return lambda shape, seen: at(shape, float(full.trained_tokens or seen)) - at(shape, float(seen))
 
 
 def levels(

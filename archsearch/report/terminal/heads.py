@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from archsearch.drafters.registry import family as family_class
 from archsearch.progress import human_time
 from archsearch.report.terminal.layout import plus_minus, table
-
-TITLES: Final = {
-    "eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "peagle": "P-EAGLE head", "ngram": "n-gram lookup",
-    "independent": "independent draft",
-}  # fmt: skip
 
 
 def head_text(result: dict[str, Any], run: Path) -> str:
@@ -22,7 +18,7 @@ def head_text(result: dict[str, Any], run: Path) -> str:
     taus = "  ".join(f"{gamma}: {plus_minus(value)}" for gamma, value in held["tau"].items())
     return "\n".join(
         [
-            f"{TITLES[family]} for gamma {result['gamma']}, {result['rows']:,} tokens of the vocabulary "
+            f"{family_class(family).title} for gamma {result['gamma']}, {result['rows']:,} tokens of the vocabulary "
             f"({result['vocabulary_coverage']:.1%} of what the target writes): {result['folder']}",
             f"Trained {human_time(result['seconds'])} in all, {result['tokens']:,} tokens at "
             f"{result['tokens_per_s']:,.0f} tokens/s{made}.",
@@ -44,7 +40,7 @@ def families_text(result: dict[str, Any], run: Path) -> str:
     cells = [("target alone", "-", "1", "-", "-", f"{alone:.1f}" if alone else "-", "1", "-", "-")]
     notes = []
     for row in result["rows"]:
-        title = TITLES.get(row["family"], row["family"])
+        title = family_class(row["family"]).title
         if "tau" not in row:
             notes.append(f"{title}: {row['note']}.")
             continue
@@ -81,11 +77,11 @@ def _order_lines(order: dict[str, Any] | None) -> list[str]:
     """Whether the drafters came out in the order foretold."""
     if order is None:
         return []
-    names = [TITLES.get(family, family) for family in order["predicted"]]
+    names = [family_class(family).title for family in order["predicted"]]
     if not order["swapped"]:
         return [f"They came out in the order foretold: {', '.join(names)}."]
     lines = [f"Foretold order: {', '.join(names)}."]
     for swap in order["swapped"]:
-        pair = " and ".join(TITLES.get(family, family) for family in swap["pair"])
+        pair = " and ".join(family_class(family).title for family in swap["pair"])
         lines.append(f"{pair} came out the other way round, {'inside' if swap['inside'] else 'OUTSIDE'} their error bars.")
     return lines

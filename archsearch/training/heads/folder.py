@@ -63,11 +63,8 @@ def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
     return config
 
 
-def save_eagle3(
-    head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32, mask_token_id: int | None = None
-) -> None:
-    """Write config.json and model.safetensors; weights last. `mask_token_id`: makes a P-EAGLE head of one that is none, whose
-    mask rows read that token and states of zeros."""
+def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32) -> None:
+    """Write config.json and model.safetensors of an EAGLE-3 or P-EAGLE head; weights last."""
     kept = head.lm_head.draft_token_ids
     tensors = {name: tensor.detach().to(dtype) for name, tensor in head.saved().items()}
     ids = torch.arange(len(kept))
@@ -86,9 +83,6 @@ def save_eagle3(
     maps = {} if len(kept) == head.config.vocab_size else {"d2t": (kept - ids).long(), "t2d": present}
     if head.mask_token_id is not None:
         config["ptd_token_id"] = head.mask_token_id
-    elif mask_token_id is not None:
-        config["ptd_token_id"] = mask_token_id
-        tensors["mask_hidden"] = torch.zeros(1, 1, head.fc.in_features, dtype=dtype)
     _write(folder, config, tensors | maps)
 
 
