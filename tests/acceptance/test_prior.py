@@ -361,12 +361,11 @@ def test_the_stored_fit_is_small_and_needs_no_scikit_learn():
     fit = load_fit()
     assert fit.mean.shape == (len(COEFFICIENTS),) and (np.linalg.eigvalsh(fit.covariance) > 0).all()
     code = (
-        "import sys, time; import archsearch.acceptance.prior as p; start = time.perf_counter(); p.PriorAcceptance();"
-        "took = time.perf_counter() - start;"
-        "print(took < 0.1, any(name in sys.modules for name in ('sklearn', 'scipy', 'pandas', 'torch', 'yaml')))"
+        "import sys; import archsearch.acceptance.prior as p; p.PriorAcceptance();"
+        "print(any(name in sys.modules for name in ('sklearn', 'scipy', 'pandas', 'torch', 'yaml')))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert answer == ["True", "False"]
+    assert answer == ["False"]
 
 
 def test_a_fit_of_another_version_is_refused(tmp_path):

@@ -26,7 +26,7 @@ from tests.doubles.world import TINY
 SHAPES = [TINY.replace(num_hidden_layers=layers) for layers in range(1, 7)]
 
 
-def work(folder: Path, grace_s: float = 2.0) -> SharedWork:
+def work(folder: Path, grace_s: float = 5.0) -> SharedWork:
     found = SharedWork(str(folder / "journal.log"), "a", "today", grace_s=grace_s)
     found.claims.beat_s = 0.1
     return found
@@ -62,7 +62,7 @@ def test_two_rounds_are_shared_and_the_helper_leaves_with_the_search(tmp_path: P
         for tokens in (10, 20):
             search.finish(jobs(tokens), slowly(mine))
         assert thread.is_alive()
-    thread.join(timeout=10)
+    thread.join(timeout=120)
     assert not thread.is_alive()
     assert len(mine) + len(others) == len({*mine, *others}) == 2 * len(SHAPES)
     assert mine and others
@@ -81,7 +81,7 @@ def test_kinds_that_a_helper_cannot_do_are_left_to_others(tmp_path: Path) -> Non
         thread = threading.Thread(target=helper.help_along, args=({"short": slowly(done)},))
         thread.start()
         time.sleep(0.3)
-    thread.join(timeout=10)
+    thread.join(timeout=120)
     assert not done and not thread.is_alive()
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_fails_is_given_back_at_once(tmp_path: Path) -> None:
     def fail(job: Job) -> float:
         raise OSError(28, "No space left on device")
 
-    search = work(tmp_path, grace_s=60.0)
+    search = work(tmp_path, grace_s=600.0)
     with search.held(), pytest.raises(OSError, match="No space left"):
         search.finish(jobs(10)[:1], fail)
     (claim,) = [trial for trial in search.study.trials if trial.user_attrs.get("job")]
@@ -97,7 +97,7 @@ def test_a_job_that_fails_is_given_back_at_once(tmp_path: Path) -> None:
     done: list[tuple[Architecture, int]] = []
     start = time.monotonic()
     search.finish(jobs(10)[:1], slowly(done))
-    assert done == [(SHAPES[0], 10)] and time.monotonic() - start < 40
+    assert done == [(SHAPES[0], 10)] and time.monotonic() - start < 300
 
 
 HOLD = textwrap.dedent(

@@ -114,20 +114,20 @@ def test_unlike_pairs_are_refused() -> None:
 
 
 def test_the_launch_runner_leaves_the_device_s_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device works 20 ms behind a launch that returns at once; waiting for it is not in the time."""
+    """The device works a second behind a launch that returns at once; waiting for it is not in the time."""
     from archsearch.profiling import cycles
 
     busy_until = [0.0]
 
     def launch() -> None:
-        busy_until[0] = time.perf_counter() + 0.02
+        busy_until[0] = time.perf_counter() + 1.0
 
     def wait(device: torch.device) -> None:
         time.sleep(max(0.0, busy_until[0] - time.perf_counter()))
 
     monkeypatch.setattr(cycles, "wait", wait)
     runner = LaunchRunner(PlainRunner())
-    assert runner.seconds(launch, 3, None) < 0.01
+    assert runner.seconds(launch, 3, None) < 0.5
     assert time.perf_counter() >= busy_until[0]  # it did wait, afterwards
     order: list[str] = []
     runner.seconds(partial(order.append, "run"), 2, partial(order.append, "before"))

@@ -49,7 +49,7 @@ def test_a_file_that_is_no_space(what: str, tmp_path: Path) -> None:
     with pytest.raises(ArchsearchError, match=said) as error:
         load_space(path)
     assert len(str(error.value)) < 400 and "\n" not in str(error.value) and "mine.yaml" in str(error.value)
-    assert time.monotonic() - start < 5 and not Path("owned").exists()
+    assert time.monotonic() - start < 120 and not Path("owned").exists()
 
 
 def test_a_file_that_is_too_large(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -54,14 +55,14 @@ MOST_KILLS = 12  # on a busy machine each costs more than it takes until the nex
 
 
 def storm(storage: str, count: int, workers: int, pace: float, every_s: float, ready: Path) -> tuple[int, int]:
-    """`workers` processes at `count` trials, one of those at work killed every `every_s` seconds and started again; (kills, kills
-    that met a worker with a claim)."""
+    """`workers` processes at `count` trials, one of those at work killed as soon as one is, and every `every_s` seconds from then on,
+    and started again; (kills, kills that met a worker with a claim)."""
     running = [start(storage, count, pace, ready) for _ in range(workers)]
-    rng, kills, last = random.Random(0), 0, time.monotonic()
+    rng, kills, last = random.Random(0), 0, -math.inf
     while any(process.poll() is None for process in running):
         time.sleep(0.05)
         alive = [process for process in running if process.poll() is None and (ready / str(process.pid)).exists()]
-        if time.monotonic() - last > every_s and len(alive) > 1 and kills < MOST_KILLS:
+        if time.monotonic() - last > every_s and alive and kills < MOST_KILLS:
             victim = rng.choice(alive)
             os.kill(victim.pid, signal.SIGKILL)
             victim.communicate()

@@ -60,10 +60,10 @@ def script(tmp_path: Path) -> Path:
 
 
 def start(script: Path, **options: object) -> Child:
-    return Child(Path(sys.executable), script, name="toy", timeout_s=20.0, **options)  # type: ignore[arg-type]
+    return Child(Path(sys.executable), script, name="toy", timeout_s=120.0, **options)  # type: ignore[arg-type]
 
 
-def gone(pid: int, wait_s: float = 10.0) -> bool:
+def gone(pid: int, wait_s: float = 60.0) -> bool:
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         try:

@@ -193,7 +193,7 @@ def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> Non
     archsearch = subprocess.Popen([sys.executable, "-c", code, str(python)], cwd=Path(environment.__file__).parents[3])
     pip = 0
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not (tmp_path / "pip").exists() or not (tmp_path / "pip").read_text().strip():
             assert archsearch.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
@@ -209,7 +209,7 @@ def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> Non
         if pip:
             os.killpg(pip, signal.SIGKILL)
     fake_python(python, "1.2.0")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         try:
             with pytest.raises(RunFailed, match="No matching distribution"):
@@ -222,13 +222,13 @@ def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> Non
 
 def test_an_import_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "CHECK_TIMEOUT_S", 0.3)
-    python = script(tmp_path / "python", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait")
+    python = script(tmp_path / "python", f"sleep 600 & echo $! > {tmp_path / 'pid'}; wait")
     begun = time.monotonic()
     with pytest.raises(RunFailed, match="took more than"):
         check("tiny", python)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 300
     child = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split(")")[1][:3]:
         assert time.monotonic() < deadline, "what the interpreter started lives on"
         time.sleep(0.02)

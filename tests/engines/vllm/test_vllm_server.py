@@ -45,6 +45,7 @@ class Fake:
     in_flight: int = 0
     dies_after: int | None = None
     hangs: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
     drafts_less: bool = False
     refuses: tuple[int, str] | None = None
     error_chunk: str | None = None
@@ -154,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for index, tokens in enumerate(chunks):
             if index == 2 and self.fake.hangs:
-                time.sleep(4.0)
+                self.fake.over.wait(600.0)
             if index == 2 and dies:
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return
@@ -186,6 +187,7 @@ def serving(**what: Any) -> Iterator[Fake]:
     try:
         yield fake
     finally:
+        fake.over.set()
         http.shutdown()
         http.server_close()
         thread.join()
@@ -326,7 +328,7 @@ def test_a_server_that_hangs(target: Path) -> None:
         begun = time.monotonic()
         with pytest.raises(RunFailed, match="no (whole )?answer within 0.2 s; 0 of 4 prompts were done"):
             engine.generate(PROMPTS, Sampling(max_new_tokens=12))
-        assert time.monotonic() - begun < 3, "the other requests are ended with the first"
+        assert time.monotonic() - begun < 300, "the other requests are ended with the first"
 
 
 def test_errors_of_the_server_carry_its_words(target: Path) -> None:
@@ -430,7 +432,7 @@ def real_server(python: Path, model: Path, log: Path, *options: str) -> Iterator
                 pass
             process.wait()
     with pytest.raises(ProcessLookupError):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             os.killpg(process.pid, 0)
             time.sleep(0.05)
