@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_ARGS ?=
 BIN := $(VENV)/bin
+# As many tests at once as there are cores.
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: demo test test-slow test-engines test-all lint docs install clean
@@ -22,10 +24,10 @@ demo: install
 	$(BIN)/archsearch demo
 
 test: install
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 test-slow: install
-	$(BIN)/python -m pytest -q -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 # Installs vLLM and OpenVINO (5 GB, once, in archsearch's cache) and runs the tests in them; they are skipped elsewhere.
 test-engines: install
