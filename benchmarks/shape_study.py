@@ -5,7 +5,7 @@
     python benchmarks/shape_study.py report --work DIR [--json FILE] [--table FILE] [--plots FILE.png]
 
 `train` writes one file per kind of text, shape and seed: held-out greedy acceptance of the running mean of the weights after
-LOOKS tokens. No token is seen twice: shapes are compared where repetition hides nothing. All shapes see the same texts in the
+LOOKS tokens. No token is seen twice (but with `--epochs`): shapes are compared where repetition hides nothing. All shapes see the same texts in the
 same order. The list of shapes is `study_shapes()`: hidden size at equal parameters, depth at equal parameters, KV heads, FFN
 ratio, window, head rows. Every stage resumes.
 
@@ -40,7 +40,7 @@ from archsearch.speedup import clamped, logit
 
 VOCABULARY = 49_152  # SmolLM2's
 HEAD_ROWS = 2048
-LOOKS = (32_000, 64_000, 128_000, 256_000)
+LOOKS = (32_000, 64_000, 128_000, 256_000, 512_000, 1_000_000, 2_000_000)
 HELDOUT_TEXTS = 40
 HEAD_DIM = 64
 TERMS: Final = (
@@ -130,7 +130,7 @@ def read_plain(arguments: argparse.Namespace) -> None:
     from archsearch.models.targets import resolve_target
     from archsearch.text.encode import encode_text, read_texts
 
-    loaded = load_target(resolve_target(arguments.target), "float32")
+    loaded = load_target(resolve_target(arguments.target), arguments.dtype)
     texts = ["\n\n".join(read_texts(Path(arguments.plain)))]
     tokens = loaded[1](texts[0], add_special_tokens=False)["input_ids"]
     most, kept = arguments.tokens + 256, 256 * HELDOUT_TEXTS
@@ -153,13 +153,13 @@ def train(arguments: argparse.Namespace) -> None:
             for name, arch in chosen_shapes(arguments.group).items():
                 path = Path(arguments.work[0]) / f"{kind}-s{seed}-{name}.json"
                 if not path.exists() and (not arguments.only or name in arguments.only):
-                    found = train_one(loaded, arch, cache, heldout, seed, arguments.tokens)
+                    found = train_one(loaded, arch, cache, heldout, seed, arguments.tokens, arguments.epochs)
                     write_json(path, {"kind": kind, "seed": seed, "name": name, "shape": arch.to_dict(), **found})
                     looks = " ".join(f"{look['tokens'] // 1000}k:{look['alpha']:.4f}" for look in found["looks"])
                     print(f"{path.stem}: {looks} ({found['seconds']:.0f} s)", flush=True)
 
 
-def train_one(loaded: Any, arch: Architecture, cache: Any, heldout: Any, seed: int, tokens: int) -> dict[str, Any]:
+def train_one(loaded: Any, arch: Architecture, cache: Any, heldout: Any, seed: int, tokens: int, epochs: float) -> dict[str, Any]:
     import torch
 
     from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
@@ -172,7 +172,7 @@ def train_one(loaded: Any, arch: Architecture, cache: Any, heldout: Any, seed: i
     calibration = torch.stack([s.token_ids[:64] for s in cache.sequences if len(s.token_ids) >= 64][:32]).long()
     draft = initialise_draft(loaded[0], arch, draft_token_ids=vocabulary.token_ids, calibration_ids=calibration, seed=seed)
     epoch = sum(len(s) - 1 for s in cache.sequences)
-    most = min(tokens, epoch)  # nothing twice
+    most = min(tokens, int(epochs * epoch))  # nothing twice unless asked
     looks = tuple(look for look in LOOKS if look < 0.98 * most)
     fixed = {"max_tokens": most, "evaluate_at": looks, "seed": seed, "heldout_sequences": 0, "anneal": 0.0}
     begin, cpu = time.monotonic(), time.process_time()
@@ -398,6 +398,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="train: these shapes")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--tokens", type=int, default=64_000)
+    parser.add_argument("--epochs", type=float, default=1.0, help="train: at most so often through the text")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="text: what the target reads it in")
     parser.add_argument("--json", help="report: write all of it there")
     parser.add_argument("--table", help="report: write the rows of the prior's table there")
     parser.add_argument("--plots", help="report: draw alpha by each question there (.png)")
