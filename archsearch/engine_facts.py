@@ -40,6 +40,7 @@ class EngineFacts:
     schedules: bool = False  # takes gamma by batch size
     dummy_weights: bool = False  # makes up weights for folders that hold a config.json only
     confirms: tuple[str, ...] = ("independent",)  # families of drafters that archsearch starts it with
+    shortest_ngram: int | None = None  # tokens of the shortest n-gram that lookup goes down to, where that cannot be set
 
     # -- how it runs a draft
     trimmed_head: bool = False  # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
@@ -131,6 +132,8 @@ _ROWS: Final = (
         make="archsearch.engines.transformers.engine:make",
         in_process=True,  # generate(assistant_model=...) on the modules that were loaded here
         synthesises=True,  # a logits processor of archsearch steers both models
+        confirms=("independent", "ngram", "early_exit"),
+        shortest_ngram=1,  # PromptLookupCandidateGenerator
         trimmed_head=True,  # archsearch.models.drafts computes the kept rows only
         draft_folder=True,
         # prompt_lookup_num_tokens; assistant_early_exit (its own cache); use_mtp needs a target with such a layer
@@ -180,6 +183,7 @@ _ROWS: Final = (
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
         confirms=("independent", "eagle3"),  # prompt lookup runs, but tells no rounds (extended_perf_metrics is None)
         families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
+        shortest_ngram=1,
         head_limits={"eagle3": (1, 3)},
     ),
     EngineFacts(

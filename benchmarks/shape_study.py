@@ -5,9 +5,9 @@
     python benchmarks/shape_study.py report --work DIR [--json FILE] [--table FILE] [--plots FILE.png]
 
 `train` writes one file per kind of text, shape and seed: held-out greedy acceptance of the running mean of the weights after
-LOOKS tokens. No token is seen twice (but with `--epochs`): shapes are compared where repetition hides nothing. All shapes see the same texts in the
-same order. The list of shapes is `study_shapes()`: hidden size at equal parameters, depth at equal parameters, KV heads, FFN
-ratio, window, head rows. Every stage resumes.
+LOOKS tokens. No token is seen twice (but with `--epochs`): shapes are compared where repetition hides nothing. All
+shapes see the same texts in the same order. The list of shapes is `study_shapes()`: hidden size at equal parameters, depth at
+equal parameters, KV heads, FFN ratio, window, head rows. Every stage resumes.
 
 `report` fits the prior's own regressors (acceptance/terms.py) to the study with one level a (kind, seed, tokens), leaves every
 fold of shapes out in turn, and says how far differences of logit(alpha) between shapes that were left out miss, beside the same

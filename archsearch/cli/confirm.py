@@ -59,7 +59,8 @@ from archsearch.errors import ArchsearchError
     "families",
     multiple=True,
     metavar="F",
-    help="Compare drafters prompt by prompt: independent, eagle3, peagle, medusa (trained before), ngram; repeatable (vllm).",
+    help="Compare drafters prompt by prompt: independent; eagle3, peagle, medusa (trained before; vllm); ngram (vllm, "
+    "transformers); early_exit (transformers); repeatable.",
 )
 @engine_python_option("python")
 @click.option("--server-url", metavar="URL", help="A running vLLM server with the draft, instead of starting the engine.")
@@ -83,6 +84,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     archsearch confirm runs/llama --rank 2 --engine vllm --synthetic
     archsearch confirm runs/demo --engine vllm --concurrency 1 --concurrency 4 --concurrency 8 --schedule
     archsearch confirm runs/demo --engine vllm --family eagle3 --family medusa --family ngram --family independent
+    archsearch confirm runs/demo --family ngram --family independent
     archsearch confirm runs/demo --engine vllm --server-url http://gpu1:8000 --baseline-url http://gpu1:8001
     """
     from archsearch.engine_facts import engines_that

@@ -12,12 +12,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from archsearch.acceptance.lookup import Ngram
+from archsearch.engine_facts import EngineFacts, engines_that
 from archsearch.errors import ArchsearchError
+from archsearch.models.drafters import folder_family
 from archsearch.schedule import Ranges, check_schedule, largest_gamma
 
 ModelSource = Path | str | Any
-"""A model folder, a hub id, or (engines that run in this process) a module that is already loaded. In the place of a draft also a
-folder with heads on the target's hidden states (`models.drafters`), or `acceptance.lookup.Ngram`, which is no model."""
+"""A model folder, a hub id, or (engines that run in this process) a module that is already loaded. In the place of a draft also
+a folder with heads on the target's hidden states (`models.drafters`), or no model: `acceptance.lookup.Ngram`, `ExitAfter`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitAfter:
+    """In the place of a draft: the target's own first `layers` layers, with its norm and head."""
+
+    layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +223,26 @@ def check_start(gamma: int, draft: ModelSource | None, synthetic: Sequence[float
             raise ArchsearchError(f"gamma is {gamma}, the schedule's largest is {largest}; they must be the same")
 
 
+def drafter_family(draft: ModelSource | None) -> str:
+    """The family of what stands in the place of a draft; a hub id and a module are independent drafts."""
+    if isinstance(draft, Ngram):
+        return "ngram"
+    if isinstance(draft, ExitAfter):
+        return "early_exit"
+    return folder_family(draft) if isinstance(draft, Path) and (draft / "config.json").is_file() else "independent"
+
+
+def check_family(facts: EngineFacts, draft: ModelSource | None) -> str:
+    """The family of `draft`. Raises ArchsearchError where archsearch does not start the engine with it."""
+    family = drafter_family(draft)
+    if family not in facts.confirms:
+        others = " or ".join(engines_that(lambda row: family in row.confirms)) or "another drafter"
+        raise ArchsearchError(
+            f"{facts.title} is not started with {family} drafters here, only with {', '.join(facts.confirms)}; use {others}"
+        )
+    return family
+
+
 def round_statistics(round_lengths: Sequence[int], gamma: int) -> tuple[int, ...]:
     """`accepted_by_position` [gamma] out of the lengths (accepted + 1) of whole rounds."""
     if any(not 1 <= length <= gamma + 1 for length in round_lengths):
@@ -233,3 +263,17 @@ def whole_rounds(lengths: Sequence[int], gamma: int, room: int, ended: bool) -> 
             whole.append(length)
         room -= length
     return whole[:-1] if ended and len(whole) == len(lengths) else whole
+
+
+def drafting_rounds(lengths: Sequence[int], drafted: Sequence[int], room: int, ended: bool) -> list[tuple[int, int]]:
+    """(draft tokens, tokens written) of the whole rounds of a drafter that drafts as many tokens as it finds.
+
+    `drafted`: draft tokens judged in each step, 0 where nothing was found; the other arguments as for `whole_rounds`. A round is
+    whole where all it drafted and the target's own token had room and the text did not end in it.
+    """
+    whole: list[tuple[int, int]] = []
+    for number, (length, drafts) in enumerate(zip(lengths, drafted, strict=True)):
+        if drafts and room >= drafts + 1 and not (ended and number == len(lengths) - 1):
+            whole.append((drafts, length))
+        room -= length
+    return whole

@@ -16,20 +16,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.acceptance.lookup import Ngram
 from archsearch.drafters.lookup import NGram
 from archsearch.drafts.heads import head_folder, load_head, trained_heads
 from archsearch.drafts.records import load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts, engine_title
-from archsearch.engines.engine import EnginePrompt, Sampling
+from archsearch.engines.engine import EnginePrompt, ExitAfter, Sampling, drafter_family
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
+from archsearch.pipeline.acceptance_untrained import Untrained, exit_shape
 from archsearch.pipeline.confirm_prompts import check_tokenizer, confirming_prompts
 from archsearch.pipeline.engine_choice import EngineChoice, check_choice, engine_settings, engine_target, serving_scorer
-from archsearch.pipeline.family_results import head_score, replayed, texts_at_hand
+from archsearch.pipeline.family_results import head_score, lookup_in, replayed, texts_at_hand
 from archsearch.pipeline.heads import head_family_of
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
@@ -44,8 +44,8 @@ NEAR: Final = 0.05  # of the foretold acceptance at position 1, besides what cou
 
 @dataclass(frozen=True)
 class FamilyRequest:
-    """What runs: `families` (independent, eagle3, peagle, medusa, ngram); `gamma` for all of them (None: what each was trained or
-    scored for); `rank`: the independent draft; `count` held-out prompts, or those of a file."""
+    """What runs: `families` (independent, eagle3, peagle, medusa, ngram, early_exit); `gamma` for all of them (None: what each
+    was trained or scored for); `rank`: the independent draft; `count` held-out prompts, or those of a file."""
 
     families: tuple[str, ...]
     gamma: int | None = None
@@ -111,7 +111,10 @@ def _candidate(session: SearchSession, family: str, request: FamilyRequest, engi
             "name another --engine or --family"
         )
     if family == "ngram":
-        return _Candidate(family, Ngram(), request.gamma or USUAL_GAMMA)
+        return _Candidate(family, lookup_in(engine, family), request.gamma or USUAL_GAMMA)
+    if family == "early_exit":
+        known = _exit(session)
+        return _Candidate(family, ExitAfter(known.architecture.num_hidden_layers), request.gamma or known.gamma)
     if family == "independent":
         folder = session.run.best_dir(request.rank)
         if not has_weights(folder):
@@ -119,10 +122,21 @@ def _candidate(session: SearchSession, family: str, request: FamilyRequest, engi
                 f"rank {request.rank} of {path} has no weights; train it first: archsearch train {path} --rank {request.rank}"
             )
         return _Candidate(family, folder, request.gamma or session.run.score(request.rank).gamma)
-    known = head_family_of(family)
-    if known not in trained_heads(path):
+    head = head_family_of(family)
+    if head not in trained_heads(path):
         raise MissingDataError(f"{path} has no trained {family} head; train it first: archsearch train {path} --family {family}")
-    return _head(session, request, head_folder(path, known))
+    return _head(session, request, head_folder(path, head))
+
+
+def _exit(session: SearchSession) -> Score:
+    """The best exit: of the run's ranks where one is among them, else of all that the search would look at, by the prior."""
+    for score in session.run.scores():
+        if score.family == "early_exit":
+            return score
+    target = session.scorer.target
+    exits = Untrained("early_exit").layers(target.num_hidden_layers)
+    found = [session.scorer(exit_shape(target, layers)) for layers in exits]
+    return max(found, key=lambda score: score.speedup.value)
 
 
 def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Candidate:
@@ -152,17 +166,28 @@ def _measured(
 
     longest = max(len(prompt.token_ids) for prompt in asked) + sampling.max_new_tokens
     settings = engine_settings(session, choice, concurrency=1, max_len=longest, dtype=dtype)
-    drafters = {candidate.family: (candidate.source, candidate.gamma) for candidate in candidates}
+    inside = engine_facts(name).in_process
+    drafters = {
+        candidate.family: (_loaded(candidate.source, dtype) if inside else candidate.source, candidate.gamma)
+        for candidate in candidates
+    }
     with ProgressLine(f"confirm in {name}") as line:
         return compare(
             lambda: make_engine(name, settings, trainer.tokenizer),
-            engine_target(session.target),
+            trainer.model(dtype) if inside else engine_target(session.target),
             drafters,
             asked,
             sampling,
-            apart=_too_many(session, len(candidates) + 1),
+            apart=not inside and _too_many(session, len(candidates) + 1),
             progress=line,
         )
+
+
+def _loaded(source: Any, dtype: str) -> Any:
+    """What an engine in this process takes in the place of a draft: a module for the folder of a draft model."""
+    from archsearch.models.drafts import load_draft
+
+    return load_draft(source, dtype) if isinstance(source, Path) and drafter_family(source) == "independent" else source
 
 
 def _too_many(session: SearchSession, engines: int) -> bool:
@@ -194,10 +219,13 @@ def _foretold_score(session: SearchSession, scorer: Scorer, candidate: _Candidat
     gamma, target = candidate.gamma, session.target.architecture
     try:
         if candidate.family == "ngram":
-            known = replayed(texts_at_hand(session), candidate.family, [gamma])
+            known = replayed(texts_at_hand(session), candidate.source, [gamma])
             assert known.share is not None and known.taus is not None
-            drafter = NGram.usual(target).with_share(known.share.value)
+            drafter = NGram(target, candidate.source.shortest).with_share(known.share.value)
             return scorer.measured(drafter, known.acceptance.alpha, known.taus, gammas=[gamma])
+        if candidate.family == "early_exit":
+            best = _exit(session)
+            return best if best.gamma == gamma else None
         if candidate.family == "independent":
             draft = load_trained(session.run.score(rank).architecture, session.run.best_dir(rank))
             return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])

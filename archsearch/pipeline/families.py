@@ -93,7 +93,7 @@ def family_spaces(
     for name in families:
         space = own.get(name) or load_space(name)
         layers, states = facts.head_limits.get(name, (None, None))
-        space = space.within(layers, states)
+        space = space.within(layers, states, facts.shortest_ngram)
         try:
             space.check(target)
         except ArchsearchError as error:

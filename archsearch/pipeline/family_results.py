@@ -17,10 +17,12 @@ from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
 from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.acceptance.lookup import LookupReplay, LookupText, Ngram, Suffix, replay, texts_of
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.lookup import NGram
 from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import HeadPlan, HeadTrainer, TrainedHead, head_folder, load_head, trained_heads
 from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import DraftTrainer
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json
@@ -43,9 +45,15 @@ LEAST_HEAD_S: Final = 20.0
 # ---- lookup -------------------------------------------------------------------------------------------------------------
 
 
-def replayed(texts: Sequence[LookupText], name: str, gammas: Sequence[int]) -> FamilyAcceptance:
-    """What drafters of the family `name` (a key of LOOKUPS) do on `texts`. ArchsearchError where these are too short."""
-    found = replay(LOOKUPS[name], texts, gammas)
+def lookup_in(engine: str, name: str) -> Ngram | Suffix:
+    """The lookup of the family `name` (a key of LOOKUPS) as `engine` does it."""
+    shortest = engine_facts(engine).shortest_ngram
+    return Ngram(shortest) if name == "ngram" and shortest is not None else LOOKUPS[name]
+
+
+def replayed(texts: Sequence[LookupText], lookup: Ngram | Suffix, gammas: Sequence[int]) -> FamilyAcceptance:
+    """What a lookup drafter does on `texts`. ArchsearchError where these are too short."""
+    found = replay(lookup, texts, gammas)
     middle = found[sorted(found)[len(found) // 2]]
     taus = {gamma: each.tau for gamma, each in found.items()}
     return FamilyAcceptance(Acceptance(_alpha(middle), Estimate(0.0, 0.0, "measured")), middle.drafts_share, taus=taus)
@@ -63,7 +71,7 @@ def replayed_families(session: SearchSession, texts: Sequence[LookupText]) -> di
     for space in session.families.spaces:
         if space.family in LOOKUPS and space.size(session.scorer.target) == 1:
             try:
-                found[space.family] = replayed(texts, space.family, session.scorer.gammas)
+                found[space.family] = replayed(texts, lookup_in(session.request.engine, space.family), session.scorer.gammas)
             except ArchsearchError:  # no text is long enough for a round
                 continue
     return found
@@ -176,15 +184,23 @@ def family_results(session: SearchSession, trainer: DraftTrainer, trained: Seque
         found.append(FamilyResult(replace(score, rank=rank), tokens, _seconds(best.folder)))
     for name in trained_heads(session.run.path):
         found.append(_head_result(session, load_head(head_folder(session.run.path, name)), tokens))
-    texts = texts_of(trainer.texts.choosing().sequences)
+    texts, engine = texts_of(trainer.texts.choosing().sequences), session.request.engine
     for lookup in (name for name in LOOKUPS if not _lacks(session, name)):
         try:
-            known = replayed(texts, lookup, session.scorer.gammas)
+            known = replayed(texts, lookup_in(engine, lookup), session.scorer.gammas)
         except ArchsearchError:
             continue
         scorer = session.scorer.with_families({lookup: known})
-        found.append(FamilyResult(scorer(family_class(lookup).usual(session.scorer.target)), tokens))
+        found.append(FamilyResult(scorer(_usual(lookup, session)), tokens))
     return sorted(found, key=lambda result: -result.score.speedup.value)
+
+
+def _usual(lookup: str, session: SearchSession) -> Drafter:
+    """The drafter of a lookup family in the form that was replayed."""
+    target, shortest = session.scorer.target, engine_facts(session.request.engine).shortest_ngram
+    if lookup == "ngram" and shortest is not None:
+        return NGram(target, shortest)
+    return family_class(lookup).usual(target)
 
 
 def compare_families(path: Path) -> list[FamilyResult]:
@@ -236,8 +252,6 @@ def _head_result(session: SearchSession, head: TrainedHead, tokens: str) -> Fami
 
 
 def _lacks(session: SearchSession, name: str) -> str:
-    from archsearch.engine_facts import engine_facts
-
     return engine_facts(session.request.engine).lacks(name, session.source.version)
 
 

@@ -149,13 +149,15 @@ class SearchSpace:
         """The same space with some of the choices of its dimensions for a target, by their indices."""
         return replace(self, kept=tuple(kept.items()))
 
-    def within(self, layers: int | None, states: int | None) -> SearchSpace:
-        """The same space for an engine that runs heads of so many layers at most, on so many hidden states; None: of any."""
+    def within(self, layers: int | None, states: int | None, shortest_ngram: int | None = None) -> SearchSpace:
+        """The same space for an engine that runs heads of so many layers at most, on so many hidden states, and looks up n-grams
+        down to so many tokens; None: of any."""
         choices = tuple(
             (key, values if layers is None else tuple(n for n in values if key != "num_hidden_layers" or _at_most(n, layers)))
             for key, values in self.choices
         )
-        extras = tuple((key, (states,) if key == "states" and states is not None else values) for key, values in self.extras)
+        fixed = {"states": states, "min_n": shortest_ngram}
+        extras = tuple((key, values if fixed.get(key) is None else (fixed[key],)) for key, values in self.extras)
         return replace(self, choices=choices, extras=extras)
 
     def shape(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:

@@ -21,7 +21,7 @@ from archsearch.pipeline import SearchSession, family_results
 from archsearch.pipeline.confirm_families import order_of
 from archsearch.pipeline.families import FamilySpaces
 from archsearch.pipeline.family_results import compare_families, with_replays
-from archsearch.report.terminal.search import family_lines
+from archsearch.report.terminal.search import _untrained_rival, family_lines
 from archsearch.search.space import load_space
 from tests.cli.commands import call, last_json, refused
 from tests.doubles.made_up_engine import MadeUpEngine
@@ -216,6 +216,37 @@ def test_drafters_are_compared_prompt_by_prompt(with_heads: Path, monkeypatch: p
     text = call("confirm", "runs/a", *families[:4], "--gamma", "2", "--count", "4").stdout
     assert "target alone" in text and "EAGLE-3 head" in text and "Medusa heads" in text
     assert "order foretold" in text or "Foretold order" in text
+
+
+def test_drafters_without_weights_run_in_transformers_beside_the_draft(with_run: Path) -> None:
+    """The real engine: lookup and early exit write the target's text, each beside what had been foretold."""
+    families = [word for family in ("ngram", "early_exit", "independent") for word in ("--family", family)]
+    result = last_json(call("confirm", "runs/a", *families, "--gamma", "2", "--count", "3", "--json"))
+    rows = {row["family"]: row for row in result["rows"]}
+    assert result["engine"] == "transformers" and list(rows) == ["ngram", "early_exit", "independent"]
+    for family in ("early_exit", "independent"):
+        assert rows[family]["speedup"]["source"] == "measured" and rows[family]["rounds"] > 0
+        exact = rows[family]["identical_output_float32"]
+        assert exact is None or exact["identical"] == exact["prompts"]
+    assert "tau" in rows["ngram"] or rows["ngram"]["note"] == "proposed nothing on these prompts"
+    assert "no exit after layer" not in json.dumps(result)
+    line = refused("confirm", "runs/a", "--family", "suffix")
+    assert "transformers is not started with suffix drafters here, only with independent, ngram, early_exit" in line
+
+
+def test_a_family_that_needs_no_training_and_may_be_as_fast_is_told_of() -> None:
+    def item(family: str, speedup: float, trains: bool, rank: int | None = None) -> dict[str, object]:
+        return {"family": family, "rank": rank, "trains": trains, "speedup": {"value": speedup, "std": 0.1}}
+
+    result = {"run": "runs/a", "engine": "transformers"}
+    trained = item("independent", 1.3, True, 1)
+    (words, command) = _untrained_rival([trained, item("ngram", 1.2, False)], result)
+    assert "ngram needs no training and may be as fast" in words
+    assert command.split() == "archsearch confirm runs/a --family independent --family ngram".split()
+    assert "--rank 2 " in _untrained_rival([{**trained, "rank": 2}, item("ngram", 1.2, False)], result)[1]
+    assert not _untrained_rival([trained, item("ngram", 1.1, False)], result), "too far behind"
+    assert not _untrained_rival([item("independent", 0.9, True, 1), item("ngram", 0.95, False)], result), "neither pays"
+    assert not _untrained_rival([trained, item("suffix", 2.0, False)], result), "the engine is not started with it"
 
 
 def test_an_order_that_is_wrong_is_told_with_whether_error_bars_allow_it() -> None:

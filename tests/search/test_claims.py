@@ -55,8 +55,8 @@ MOST_KILLS = 12  # on a busy machine each costs more than it takes until the nex
 
 
 def storm(storage: str, count: int, workers: int, pace: float, every_s: float, ready: Path) -> tuple[int, int]:
-    """`workers` processes at `count` trials, one of those at work killed as soon as one is, and every `every_s` seconds from then on,
-    and started again; (kills, kills that met a worker with a claim)."""
+    """`workers` processes at `count` trials, one of those at work killed as soon as one is, and every `every_s` seconds from then
+    on, and started again; (kills, kills that met a worker with a claim)."""
     running = [start(storage, count, pace, ready) for _ in range(workers)]
     rng, kills, last = random.Random(0), 0, -math.inf
     while any(process.poll() is None for process in running):

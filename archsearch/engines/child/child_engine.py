@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from archsearch.acceptance.lookup import Ngram
-from archsearch.engine_facts import engine_facts, engines_that
+from archsearch.engine_facts import engine_facts
 from archsearch.engines.child.child import Child
 from archsearch.engines.engine import (
     EnginePrompt,
@@ -16,11 +16,11 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
+    check_family,
     check_start,
 )
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
-from archsearch.models.drafters import folder_family
 from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
@@ -92,12 +92,7 @@ class ChildEngine:
         RunFailed when it does not come up.
         """
         check_start(gamma, draft, synthetic, schedule)
-        family = drafter_family(draft)
-        if family not in self.facts.confirms:
-            raise ArchsearchError(
-                f"{self.title} is not started with {family} drafters here, only with {', '.join(self.facts.confirms)}; use "
-                f"{engines_confirming(family)}"
-            )
+        family = check_family(self.facts, draft)
         self.check(draft, gamma, synthetic, schedule)
         models = [model for model in (target, draft) if model is not None and not isinstance(model, Ngram)]
         sources = [self._source(model) for model in models]
@@ -208,18 +203,6 @@ class ChildEngine:
         if not (model / "config.json").is_file():
             raise ArchsearchError(f"no config.json in {model}; {self.title} needs a model folder")
         return str(model.resolve())
-
-
-def drafter_family(draft: ModelSource | None) -> str:
-    """The family of what stands in the place of a draft; a hub id and a module are independent drafts."""
-    if isinstance(draft, Ngram):
-        return "ngram"
-    return folder_family(draft) if isinstance(draft, Path) and (draft / "config.json").is_file() else "independent"
-
-
-def engines_confirming(family: str) -> str:
-    """The engines that archsearch starts with a family of drafters, as words."""
-    return " or ".join(engines_that(lambda row: family in row.confirms)) or "another drafter"
 
 
 def check_vocabularies(sources: Sequence[str]) -> None:

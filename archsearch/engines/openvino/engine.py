@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.engines.child.child_engine import ChildEngine, drafter_family
-from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling
+from archsearch.engines.child.child_engine import ChildEngine
+from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling, drafter_family
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
 from archsearch.paths import cache_dir

@@ -1,4 +1,8 @@
-"""Hugging Face assisted generation, asked for exactly gamma draft tokens a round. Batch 1, this process."""
+"""Hugging Face assisted generation, asked for exactly gamma draft tokens a round. Batch 1, this process.
+
+Besides drafts: prompt lookup (`prompt_lookup_num_tokens`), which drafts what followed an earlier occurrence of the last tokens,
+and early exit (`assistant_early_exit`), the target's own first layers with a cache of their own.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,19 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
+from archsearch.acceptance.lookup import Ngram
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import (
     EnginePrompt,
     EngineSettings,
     EngineStep,
+    ExitAfter,
     GenerationResult,
     ModelSource,
     Sampling,
+    check_family,
     check_start,
+    drafting_rounds,
     round_statistics,
     whole_rounds,
 )
@@ -54,25 +62,35 @@ class RoundClock(BaseStreamer):
 
 
 class PassClock:
-    """Seconds and tokens of every pass of target and draft, by forward hooks; on a GPU, where a pass returns before it is done,
-    nothing is kept."""
+    """Seconds and tokens of every pass of target and draft, by forward hooks.
 
-    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
+    `rows`: tokens of each pass of the target; on a GPU, where a pass returns before it is done, nothing else is kept.
+    `exit_layers`: passes of the target that stop there are drafts.
+    """
+
+    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel | None, exit_layers: int = 0) -> None:
         self.passes: list[tuple[str, float, float, int]] = []  # whose, start, end, tokens
+        self.rows: list[int] = []
+        self._exit, self._timed = exit_layers, target.device.type == "cpu"
         self._started = 0.0
         self._hooks: list[Any] = []
-        if target.device.type == "cpu":
-            names = {"target": target} if draft is None or draft is target else {"target": target, "draft": draft}
-            for name, model in names.items():
-                self._hooks.append(model.register_forward_pre_hook(self._before))
-                self._hooks.append(model.register_forward_hook(partial(self._after, name), with_kwargs=True))
+        names = {"target": target} if draft is None or draft is target else {"target": target, "draft": draft}
+        for name, model in names.items():
+            self._hooks.append(model.register_forward_pre_hook(self._before))
+            self._hooks.append(model.register_forward_hook(partial(self._after, name), with_kwargs=True))
 
     def _before(self, module: Any, args: Any) -> None:
         self._started = time.perf_counter()
 
     def _after(self, name: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
-        self.passes.append((name, self._started, time.perf_counter(), 0 if ids is None else ids.shape[-1]))
+        tokens = 0 if ids is None else ids.shape[-1]
+        if self._exit and module.config.num_hidden_layers == self._exit:
+            name = "draft"
+        if name == "target":
+            self.rows.append(tokens)
+        if self._timed:
+            self.passes.append((name, self._started, time.perf_counter(), tokens))
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -132,6 +150,8 @@ class TransformersEngine:
         self.dtype, self.device = torch_dtype(dtype), device
         self.target: PreTrainedModel | None = None
         self.draft: PreTrainedModel | None = None
+        self.lookup: Ngram | None = None
+        self.exit_layers = 0
         self.gamma = 0
         self.synthetic: tuple[float, ...] = ()
         self._steps: list[EngineStep] = []
@@ -145,19 +165,34 @@ class TransformersEngine:
         synthetic: Sequence[float] = (),
         schedule: Ranges = (),
     ) -> None:
-        """Raises ArchsearchError when the vocabularies differ, gamma is below 1 (with a draft) or a schedule is asked for."""
+        """An `Ngram` is looked up from its longest down to single tokens, whatever its shortest: transformers knows no other way.
+
+        Raises ArchsearchError when the vocabularies differ, the target has no such exit, gamma is below 1 (with a draft), or a
+        schedule, another family, or synthetic acceptance of what is no model is asked for.
+        """
         check_start(gamma, draft, synthetic, schedule)
+        family = check_family(self.facts, draft)
         if schedule:
             raise ArchsearchError("transformers runs one request at a time and has no gamma schedule; use --engine vllm")
+        if synthetic and family != "independent":
+            raise ArchsearchError(f"transformers accepts by chance from draft models only, not from {family}; use --engine vllm")
         self.synthetic = tuple(synthetic)
         self.target = self._module(target, is_draft=False)
-        self.draft = None if draft is None else self._module(draft, is_draft=True)
-        self.gamma = 0 if self.draft is None else gamma
+        self.lookup = draft if isinstance(draft, Ngram) else None
+        self.exit_layers = self._exit(draft.layers) if isinstance(draft, ExitAfter) else 0
+        self.draft = None if draft is None or family != "independent" else self._module(draft, is_draft=True)
+        self.gamma = 0 if draft is None else gamma
         if self.draft is not None:
             ours, theirs = self.draft.config.vocab_size, self.target.config.vocab_size
             self.draft.to(self.target.device)  # type: ignore[arg-type]
             if ours != theirs:
                 raise ArchsearchError(f"the draft's vocabulary has {ours} tokens, the target's {theirs}; they must be the same")
+
+    def _exit(self, layers: int) -> int:
+        count = self._started().config.num_hidden_layers
+        if not 1 <= layers < count:
+            raise ArchsearchError(f"a target of {count} layers has no exit after layer {layers}")
+        return layers
 
     def _module(self, source: ModelSource, *, is_draft: bool) -> PreTrainedModel:
         if not isinstance(source, Path | str):
@@ -171,8 +206,8 @@ class TransformersEngine:
             return model.to(self.device).eval()  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        self.target = self.draft = None
-        self.gamma = 0
+        self.target = self.draft = self.lookup = None
+        self.gamma = self.exit_layers = 0
 
     def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
         """One request after the other. Sampling is seeded per prompt, so a prompt's answer does not depend on its neighbours."""
@@ -198,10 +233,14 @@ class TransformersEngine:
         target = self._started()
         input_ids = torch.tensor([prompt.token_ids], device=target.device)
         config = _generation_config(target, sampling)
+        if self.lookup is not None:
+            config.prompt_lookup_num_tokens, config.max_matching_ngram_size = self.gamma, self.lookup.longest
+        elif self.exit_layers:
+            config.assistant_early_exit = self.exit_layers
         clock = RoundClock()
-        defaults = _own_defaults(target, self.draft, self.gamma)
+        defaults = _own_defaults(target, target if self.exit_layers else self.draft, self.gamma)
         processors, hooks = self._processors(sampling, config, prompt)
-        passes = PassClock(target, self.draft)
+        passes = PassClock(target, self.draft, self.exit_layers)
         with torch.inference_mode(), torch.random.fork_rng(devices=[]), quiet_transformers(), defaults:
             torch.manual_seed(sampling.seed)
             started = time.perf_counter()
@@ -219,10 +258,17 @@ class TransformersEngine:
             hook.remove()
         token_ids = tuple(output[0, input_ids.shape[1] :].tolist())
         times, lengths = clock.times[1:], clock.lengths[1:]  # the first is the prompt
+        room, ended = sampling.max_new_tokens, _ended(token_ids, config)
         whole: list[int] = []
-        if self.draft is not None:
-            whole = whole_rounds(lengths, self.gamma, sampling.max_new_tokens, _ended(token_ids, config))
-        self._steps += _steps_of(passes.passes, [started, *times], lengths, self.gamma, len(prompt.token_ids))
+        drafted = [self.gamma] * len(lengths)
+        if self.lookup is not None:
+            drafted = [rows - 1 - (number == 0) * (len(prompt.token_ids) - 1) for number, rows in enumerate(passes.rows)]
+            judged = drafting_rounds(lengths, drafted, room, ended)
+            whole, proposed = [length for _, length in judged], sum(drafts for drafts, _ in judged)
+        else:
+            whole = whole_rounds(lengths, self.gamma, room, ended) if self.gamma else []
+            proposed = self.gamma * len(whole)
+        self._steps += _steps_of(passes.passes, [started, *times], lengths, drafted, len(prompt.token_ids))
         return GenerationResult(
             prompt_id=prompt.prompt_id,
             text="" if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
@@ -232,8 +278,8 @@ class TransformersEngine:
             decode_seconds=times[-1] - times[0],
             decode_tokens=len(token_ids) - lengths[0],
             rounds=len(whole),
-            drafted=self.gamma * len(whole),
-            accepted_by_position=round_statistics(whole, self.gamma) if self.draft is not None else (),
+            drafted=proposed,
+            accepted_by_position=round_statistics(whole, self.gamma) if self.gamma else (),
             round_lengths=tuple(whole),
             gaps_s=tuple(b - a for a, b in pairwise(times)),
         )
@@ -257,11 +303,15 @@ class TransformersEngine:
 
 
 def _steps_of(
-    passes: Sequence[tuple[str, float, float, int]], times: Sequence[float], lengths: Sequence[int], gamma: int, prompt: int
+    passes: Sequence[tuple[str, float, float, int]],
+    times: Sequence[float],
+    lengths: Sequence[int],
+    drafted: Sequence[int],
+    prompt: int,
 ) -> list[EngineStep]:
-    """The steps of one request: `times` [steps + 1] bound them, `passes` are (whose, start, end, tokens)."""
+    """The steps of one request: `times` [steps + 1] bound them, `passes` are (whose, start, end, tokens); `drafted` [steps]."""
     steps, written = [], 0
-    for number, ((begin, end), length) in enumerate(zip(pairwise(times), lengths, strict=False)):
+    for number, ((begin, end), length, gamma) in enumerate(zip(pairwise(times), lengths, drafted, strict=False)):
         inside = [item for item in passes if begin <= item[1] < end]
         target = [item for item in inside if item[0] == "target"]
         draft = [item for item in inside if item[0] == "draft"]
@@ -324,6 +374,7 @@ def _processors(sampling: Sampling) -> LogitsProcessorList:
 @contextmanager
 def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, gamma: int) -> Iterator[None]:
     """For one call, nothing comes from the models' own generation_config but gamma, which transformers reads from the draft's.
+    Where the target exits early it is its own draft.
 
     transformers fills what a call leaves out (None) from there: a text that is to go on after the end token would stop at the
     model's own, and a draft would stop drafting at its own.

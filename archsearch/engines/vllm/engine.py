@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.engines.child.child_engine import ChildEngine, drafter_family
-from archsearch.engines.engine import Engine, EngineSettings, ModelSource
+from archsearch.engines.child.child_engine import ChildEngine
+from archsearch.engines.engine import Engine, EngineSettings, ModelSource, drafter_family
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 from archsearch.schedule import Ranges

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.progress import human_time
 from archsearch.report.mixes import load_words, mix_lines, mix_words
 from archsearch.report.pareto import pareto_rows
-from archsearch.report.phrases import millions
+from archsearch.report.phrases import millions, shell_path
 from archsearch.report.terminal.layout import plus_minus, table
 from archsearch.report.terminal.summary import summary_text, wrap
 from archsearch.runs.run import open_run
@@ -120,7 +121,7 @@ def next_lines(result: dict[str, Any]) -> list[str]:
 def family_lines(result: dict[str, Any]) -> list[str]:
     """The best of each family, and whether somebody has to train it."""
     if any("measured_on" in item for item in result["families"]):
-        return _measured_lines(result["families"])
+        return _measured_lines(result["families"], result)
     rows = [
         (
             item["family"], str(item["rank"]), f" {item['label']}", f"{item['parameters'] / 1e6:,.0f}M", str(item["gamma"]),
@@ -138,7 +139,7 @@ def family_lines(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _measured_lines(families: list[dict[str, Any]]) -> list[str]:
+def _measured_lines(families: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
     """The best of each family after training, with what it cost."""
     rows = [
         (
@@ -154,7 +155,25 @@ def _measured_lines(families: list[dict[str, Any]]) -> list[str]:
     if any(item["states_s"] >= 1.0 for item in families):
         lines.append("  states: reading the target's states of the text, once for all heads that read the same layers.")
     notes = (f"{item['family']}: {item['note']}." for item in families if item["note"])
-    return [*lines, *(f"  {line}" for note in notes for line in wrap(note, 96))]
+    return [*lines, *(f"  {line}" for note in notes for line in wrap(note, 96)), *_untrained_rival(families, result)]
+
+
+def _untrained_rival(families: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
+    """Where a family that needs no training may be as fast as what was trained: how to measure the two side by side."""
+    trained = [item for item in families if item["trains"]]
+    engine = str(result.get("engine") or "transformers")
+    confirms = ENGINES[engine].confirms if engine in ENGINES else ()
+    free = [item for item in families if not item["trains"] and item["family"] in confirms]
+    if not trained or not free or "run" not in result:
+        return []
+    best, rival = (max(found, key=lambda item: item["speedup"]["value"]) for found in (trained, free))
+    doubt = math.hypot(best["speedup"]["std"], rival["speedup"]["std"])
+    if rival["speedup"]["value"] <= 1.0 or rival["speedup"]["value"] < best["speedup"]["value"] - doubt:
+        return []
+    ours = f" --rank {best['rank']}" if best["family"] == "independent" and (best["rank"] or 1) > 1 else ""
+    words = f"{rival['family']} needs no training and may be as fast; both in {engine_title(engine)}, prompt by prompt:"
+    command = f"archsearch confirm {shell_path(Path(result['run']))}{ours} --family {best['family']} --family {rival['family']}"
+    return [f"  {words}", f"    {command}"]
 
 
 def rival_lines(result: dict[str, Any]) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from archsearch.acceptance.lookup import Ngram
-from archsearch.engines.child.child_engine import check_vocabularies, drafter_family
-from archsearch.engines.engine import EngineSettings
+from archsearch.engines.child.child_engine import check_vocabularies
+from archsearch.engines.engine import EngineSettings, drafter_family
 from archsearch.engines.openvino.engine import OpenVinoEngine
 from archsearch.engines.vllm.engine import VllmEngine
 from archsearch.errors import ArchsearchError

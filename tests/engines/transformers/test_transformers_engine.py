@@ -9,8 +9,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from archsearch.acceptance.lookup import LookupText, Ngram, replay
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import Engine, EnginePrompt, Sampling, round_statistics, whole_rounds
+from archsearch.engines.engine import Engine, EnginePrompt, ExitAfter, Sampling, drafting_rounds, round_statistics, whole_rounds
 from archsearch.engines.measure.by_prompt import exactness_check
 from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.errors import ArchsearchError
@@ -214,3 +215,53 @@ def test_the_draft_is_sampled_at_the_temperature_that_was_asked_for(monkeypatch:
             raw = draft(ids[:, :-1]).logits[:, -count:]
         assert torch.allclose(logits, raw / temperature, atol=1e-4)
     assert seen
+
+
+# ---- what is no model
+
+
+LONG = Sampling(60)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+def test_lookup_writes_the_targets_text_and_does_what_was_replayed(target, gamma: int) -> None:
+    alone, helped = run(target, None, 0, LONG), run(target, Ngram(1, 4), gamma, LONG)
+    assert [result.token_ids for result in helped] == [result.token_ids for result in alone]
+    texts = [LookupText(prompt.token_ids, answer.token_ids) for prompt, answer in zip(PROMPTS, alone, strict=True)]
+    rounds = sum(result.rounds for result in helped)
+    drafted = sum(result.drafted for result in helped)
+    assert rounds > 10 and all(len(result.accepted_by_position) == gamma for result in helped)
+    found = replay(Ngram(1, 4), texts, [gamma])[gamma]
+    # The engine's first round reads the prompt, the replay's starts after the first token: they part, and meet within a few.
+    assert drafted / rounds == pytest.approx(found.drafted, rel=0.1)
+    for position, share in enumerate(found.accepted_by_position):
+        assert sum(result.accepted_by_position[position] for result in helped) / rounds == pytest.approx(share, abs=0.12)
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_an_early_exit_writes_the_targets_text_and_is_its_own_draft(target, gamma: int) -> None:
+    alone = run(target, None, 0, LONG)
+    engine = TransformersEngine()
+    engine.start(target, ExitAfter(2), gamma)
+    helped = engine.generate(PROMPTS, LONG)
+    assert [result.token_ids for result in helped] == [result.token_ids for result in alone]
+    assert target.config.num_hidden_layers == 3 and target.generation_config.eos_token_id == NEVER, "as it was"
+    assert all(result.drafted == gamma * result.rounds for result in helped) and sum(result.rounds for result in helped) > 10
+    whole = [step for step in engine.steps() if not step.prefill and step.target_tokens == gamma + 1]
+    assert whole and all(len(step.draft_s) == gamma for step in whole), "its own passes are told apart from the target's"
+
+
+def test_what_is_no_model_has_its_limits(target) -> None:
+    with pytest.raises(ArchsearchError, match="a target of 3 layers has no exit after layer 3"):
+        TransformersEngine().start(target, ExitAfter(3), 2)
+    for drafter in (Ngram(1, 3), ExitAfter(1)):
+        with pytest.raises(ArchsearchError, match="from draft models only"):
+            TransformersEngine().start(target, drafter, 2, synthetic=(0.5, 0.5))
+
+
+def test_rounds_of_lookup_that_count() -> None:
+    lengths, drafted = [1, 3, 1, 2], [0, 3, 2, 1]
+    assert drafting_rounds(lengths, drafted, 100, ended=False) == [(3, 3), (2, 1), (1, 2)]
+    assert drafting_rounds(lengths, drafted, 100, ended=True) == [(3, 3), (2, 1)], "the end cut the last"
+    assert drafting_rounds(lengths, drafted, 4, ended=False) == [], "three were left where four could have been written"
+    assert drafting_rounds(lengths, drafted, 7, ended=False) == [(3, 3), (2, 1), (1, 2)]
