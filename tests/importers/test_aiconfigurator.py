@@ -114,6 +114,20 @@ def test_rows_faster_than_the_memory_are_left_out(system: Path) -> None:
     assert profile.provenance["rows_ignored"]["gemm"] == {"faster than the memory": 1}
 
 
+def test_rows_of_one_token_that_were_disturbed_are_left_out_where_most_were(system: Path) -> None:
+    def table(slow: int) -> list[Row]:
+        """Ten matrices; in the first `slow` of them one token takes 14 us more."""
+        sizes = [(m, 256 * i) for i in range(1, 11) for m in (1, 2, 4, 8, 16)]
+        return [gemm(m, n, 4096, 0.004 + n * 4096 * 2 / 1.5e9 + 0.014 * (m == 1 and n <= 256 * slow)) for m, n in sizes]
+
+    write(system / GEMM, table(8))
+    profile = read(system, compact=False)
+    ones = {row.sizes()["n"] for row in profile.rows.values() if row.kind == "gemm" and row.sizes()["m"] == 1}
+    assert ones == {256 * 9, 256 * 10} and profile.provenance["rows_ignored"]["gemm"] == {"one token, disturbed": 8}
+    write(system / GEMM, table(4))  # few: a matrix may have a slow kernel for one token
+    assert "gemm" not in read(system, compact=False).provenance["rows_ignored"]
+
+
 def test_windows_and_other_dtypes(system: Path) -> None:
     windowed = [row | {"window_size": window} for row in DECODES for window in (0, 128)]
     write(system / DECODE, [*windowed, DECODES[0] | {"window_size": 0, "kv_cache_dtype": "fp8", "latency": 99.0}])
