@@ -48,8 +48,10 @@ class Group(click.Group):
                 err=True,
             )
             context.exit(2)
-        except KeyboardInterrupt:
-            click.echo("\nStopped. What was finished is kept; the same command continues.", err=True)
+        except KeyboardInterrupt as error:  # which says so where the same command does not go on
+            words = str(error) or "stopped. What was finished is kept; the same command continues"
+            words = f"{words[0].upper()}{words[1:]}."
+            click.echo(f"\n{words}", err=True)
             context.exit(130)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import common, json_option, load_options, training_option
+from archsearch.cli.options import check_said_once, common, json_option, load_options, training_option
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 from archsearch.workload import LoadRequest
@@ -77,6 +77,7 @@ def estimate(
     options["domain"] = options["domain"] or EstimateRequest.domain
     if sweep is not None and load.asks:
         raise ArchsearchError("--sweep prices one condition at a time; leave out --workload, --objective and the limits")
+    check_said_once(load.workload)
     mix, options["asked"] = asked_mix(load, options["asked"])
     request = EstimateRequest(**options, mix=mix)
     if sweep is not None:

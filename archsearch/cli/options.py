@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from archsearch.acceptance.estimator import DOMAINS, TRAININGS
 from archsearch.errors import ArchsearchError
@@ -267,6 +268,19 @@ def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def set_by_user(name: str) -> bool:
+    """Whether an option of the running command was given, not left at its default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def check_said_once(file: Path | None, **more: str) -> None:
+    """Raise ArchsearchError where a workload or trace was given, and an option that says the same of one kind of request; `more`:
+    such options besides --batch-size and --context, by their names in Python."""
+    given = {"batch_size": "--batch-size", "context_len": "--context", **more}
+    if file is not None and (twice := [option for name, option in given.items() if set_by_user(name)]):
+        raise ArchsearchError(f"{twice[0]} is of one kind of request, and {file} says it of its own; leave one out")
 
 
 def limit_option(flag: str, name: str, unit: str, words: str) -> Any:

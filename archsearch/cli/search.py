@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from archsearch.cli.app import main
-from archsearch.cli.options import common, duration, json_option, load_options
+from archsearch.cli.options import check_said_once, common, duration, json_option, load_options, set_by_user
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 from archsearch.workload import LoadRequest, WorkloadRequest
@@ -163,6 +162,7 @@ def search(
     options["domain"] = options["domain"] or ""
     for name in ("alpha", "finalists"):  # a default is no wish: the search may choose
         options[name] = options[name] if set_by_user(name) else None
+    check_said_once(load.workload)
     mix, asked = asked_mix(load, asked)
     request, note = pipeline.SearchRequest.decide(
         target, asked, mix=mix, confirm=0 if no_confirm else confirm_count, time_budget_s=time_budget, **options
@@ -171,8 +171,3 @@ def search(
     if note:
         result["notes"] = [*result.get("notes", []), f"rung 0 only: {note}"]
     emit(result, search_text(result), as_json)
-
-
-def set_by_user(name: str) -> bool:
-    """Whether an option of the running command was given, not left at its default."""
-    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT

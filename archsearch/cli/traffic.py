@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import common, json_option, load_options, training_option
+from archsearch.cli.options import check_said_once, common, json_option, load_options, training_option
 from archsearch.cli.output import emit
 from archsearch.workload import LoadRequest
 
@@ -57,6 +57,7 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     from archsearch.report.terminal.traffic import traffic_text
 
     options["domain"] = options["domain"] or EstimateRequest.domain
+    check_said_once(load.workload or options["trace"], prompt_tokens="--prompt-tokens", output_tokens="--output-tokens")
     own = {name: options.pop(name) for name in ("trace", "rates", "prompt_tokens", "output_tokens", "simulated")}
     asked = TrafficRequest(EstimateRequest(**options), load.workload, **own, objective=load.objective, load=load)
     result = drafts_under_load(asked)

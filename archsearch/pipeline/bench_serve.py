@@ -72,19 +72,20 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
         named_model(server)
     measured: dict[str, Measured] = {}
     for name, server in servers.items():
-        kept: list[Answer] = []
+        answers: list[Answer] = []
         try:
-            answers = drive(
-                server, asks, in_flight=request.concurrency, temperature=request.temperature,
-                kept=_keep(request, told, name, kept), progress=progress,
+            drive(
+                server, asks, answers, in_flight=request.concurrency, temperature=request.temperature,
+                kept=_keep(request, told, name, answers), progress=progress,
             )  # fmt: skip
             measured[name] = summary(answers)
         except (RunFailed, KeyboardInterrupt) as error:
-            words = str(error) or "stopped by hand"
-            write_json(request.output, {**told, "stopped": words, f"{name}_requests": [asdict(answer) for answer in kept]})
+            words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
+            write_json(request.output, {**told, "stopped": words, f"{name}_requests": [asdict(answer) for answer in answers]})
+            words = f"{words}; what was measured is kept in {request.output}"
             if isinstance(error, KeyboardInterrupt):
-                raise
-            raise RunFailed(f"{words}; what was measured is kept in {request.output}") from error
+                raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
+            raise RunFailed(words) from error
         told[name] = asdict(measured[name])
         told[f"{name}_requests"] = [asdict(answer) for answer in answers]
     if "without" in measured:
@@ -127,11 +128,10 @@ def load_of(request: BenchRequest) -> list[Ask]:
     return [Ask(each.arrival_s, prompt(i, each.prompt_tokens), each.output_tokens) for i, each in enumerate(found)]
 
 
-def _keep(request: BenchRequest, told: dict[str, Any], name: str, kept: list[Answer]) -> Callable[[Answer], None]:
+def _keep(request: BenchRequest, told: dict[str, Any], name: str, kept: list[Answer]) -> Callable[[], None]:
     """Write what was measured so far every 20 answers, so that a killed run loses few."""
 
-    def keep(answer: Answer) -> None:
-        kept.append(answer)
+    def keep() -> None:
         if len(kept) % 20 == 0:
             write_json(request.output, {**told, "unfinished": True, f"{name}_requests": [asdict(each) for each in kept]})
 

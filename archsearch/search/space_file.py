@@ -25,9 +25,9 @@ MOST_NODES: Final = 20_000  # of a file once its aliases are written out
 MOST_BYTES: Final = 1_000_000
 
 
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file: plain values only (no Python tags), and no more of them than a person writes, aliases written
-    out. What is wrong is one line with the file and the line. Raises ArchsearchError for what it cannot read."""
+def read_yaml(path: Path, what: str = "search space") -> Any:
+    """The content of a YAML file, called `what`: plain values only (no Python tags), and no more of them than a person writes,
+    aliases written out. What is wrong is one line with the file and the line. Raises ArchsearchError for what it cannot read."""
     import yaml
 
     try:
@@ -39,11 +39,11 @@ def read_yaml(path: Path) -> Any:
         said = " ".join(str(getattr(error, "problem", None) or error).split())
         raise ArchsearchError(f"{path}:{line} is not YAML: {said}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(f"cannot read search space {path}: {error}") from error
+        raise ArchsearchError(f"cannot read {what} {path}: {error}") from error
     except (RecursionError, ValueError) as error:  # nested thousands deep; a date or number that is none
         raise ArchsearchError(f"{path} is not YAML that can be read: {type(error).__name__}") from None
     if size > MOST_BYTES:
-        raise ArchsearchError(f"{path} has {size:,} bytes; a search space has at most {MOST_BYTES:,}")
+        raise ArchsearchError(f"{path} has {size:,} bytes; {what} has at most {MOST_BYTES:,}")
     if _nodes(data, {}, set()) > MOST_NODES:
         raise ArchsearchError(f"{path} has more than {MOST_NODES:,} values once its aliases are written out; write it without")
     return data

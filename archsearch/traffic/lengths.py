@@ -39,7 +39,10 @@ class Lengths:
     def read(cls, data: Any, what: str) -> Lengths:
         """A number; `{mean, std}` (log-normal); `{low, high}` (even); `{values, weights}`. ArchsearchError for anything else."""
         if isinstance(data, int | float) and not isinstance(data, bool):
-            return cls.of([float(data)], what=what)
+            try:
+                return cls.of([float(data)], what=what)
+            except OverflowError:  # a whole number of hundreds of digits
+                return cls.of([math.inf], what=what)
         if isinstance(data, Mapping):
             names = set(data)
             try:
@@ -53,7 +56,7 @@ class Lengths:
                     return cls.of([low + (high - low) * float(step) for step in steps], what=what)
                 if names in ({"values"}, {"values", "weights"}):
                     return cls.of([float(value) for value in data["values"]], data.get("weights"), what)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, ArchsearchError):
                     raise
                 raise ArchsearchError(f"{what}: {data!r} holds what is no number") from None

@@ -20,17 +20,18 @@ Lengths are a number, {mean, std}, {low, high} or {values, weights}.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Final
 
 from archsearch.acceptance.estimator import DOMAINS
 from archsearch.errors import ArchsearchError
+from archsearch.search.space_file import read_yaml
 from archsearch.traffic.lengths import Lengths, mean_context
 from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, Objective
+
+MOST_IN_FLIGHT: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,7 @@ class Mix:
 
 def read_mix(path: Path) -> Mix:
     """The mix of a YAML file. Raises ArchsearchError, with the name of what is wrong, for anything that is none."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(f"cannot read the workload {path}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise ArchsearchError(f"the workload {path} is not YAML: {' '.join(str(error).split())}") from None
+    data = read_yaml(path, "the workload")
     return mix_of(data, f"workload {path.name}")
 
 
@@ -130,7 +126,7 @@ def mix_of(data: Any, what: str) -> Mix:
     objective = data.get("objective", "speedup")
     if objective not in OBJECTIVES:
         raise ArchsearchError(f"{what}: objective {objective!r} is none of {', '.join(OBJECTIVES)}")
-    parts = [_part(each, f"{what}, part {number}") for number, each in enumerate(data["parts"], start=1)]
+    parts = _named_apart([_part(each, f"{what}, part {number}") for number, each in enumerate(data["parts"], start=1)])
     total = math.fsum(part.weight for part in parts)
     if not total > 0:
         raise ArchsearchError(f"{what}: the weights of its parts add up to {total:g}; give at least one a positive weight")
@@ -144,6 +140,15 @@ def mix_of(data: Any, what: str) -> Mix:
         raise ArchsearchError(f"{what}: memory_fraction must lie between 0 and 1, got {fraction:g}")
     ranks, draft_ranks = (_devices(data.get(name), f"{what}: {name}") for name in ("tensor_parallel", "draft_tensor_parallel"))
     return Mix(shared, objective, _limits(data.get("limits") or {}, what), fraction, ranks, draft_ranks)
+
+
+def _named_apart(parts: Sequence[LoadPart]) -> list[LoadPart]:
+    """The parts with names that differ: limits are kept by name, and of two alike one would be lost."""
+    found: list[LoadPart] = []
+    for number, part in enumerate(parts, start=1):
+        taken = any(part.name == other.name for other in found)
+        found.append(replace(part, name=f"{part.name} ({number})") if taken else part)
+    return found
 
 
 def _devices(value: Any, what: str) -> int | None:
@@ -172,8 +177,10 @@ def _part(data: Any, what: str) -> LoadPart:
     flight, rate = data.get("concurrency"), data.get("requests_per_second")
     if (flight is None) == (rate is None):
         raise ArchsearchError(f"{what}: give either concurrency or requests_per_second")
-    if flight is not None and (not isinstance(flight, int) or isinstance(flight, bool) or flight < 1):
-        raise ArchsearchError(f"{what}: concurrency must be a whole number of at least 1, got {flight!r}")
+    if flight is not None and (not isinstance(flight, int) or isinstance(flight, bool) or not 1 <= flight <= MOST_IN_FLIGHT):
+        raise ArchsearchError(
+            f"{what}: concurrency must be a whole number of at least 1 and at most {MOST_IN_FLIGHT:,}, got {str(flight)[:40]!r}"
+        )
     if rate is not None and not _number(data, "requests_per_second", 0.0, what) > 0:
         raise ArchsearchError(f"{what}: requests_per_second must be positive, got {rate!r}")
     temperature = data.get("temperature")
@@ -206,7 +213,7 @@ def _number(data: Mapping[str, Any], name: str, default: float, what: str) -> fl
     value = data.get(name, default)
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: a whole number of hundreds of digits
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
         raise ArchsearchError(f"{what}: {name} must be a number, got {value!r}")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -76,7 +77,7 @@ class Service:
     held: int = MOST_RUNNING
     shares_steps: bool = True  # prompts are read in the steps of those that decode; else in steps of their own, first
 
-    @property
+    @cached_property  # asked at every step of every fixed point
     def rounds(self) -> float:
         """Rounds a request."""
         return self.tokens.rounds(self.output_tokens - 1.0)
@@ -100,7 +101,7 @@ class Service:
         """Requests finished a second while `running` of them decode."""
         return 1.0 / (self.prefill_s + self.steps * self.round_at(running) / max(running, 1.0))
 
-    @property
+    @cached_property
     def most_requests_per_s(self) -> float:
         """The highest rate that it can serve."""
         sizes = sorted({self.held, *(int(size) for size in self.at if size <= self.held), 1})

@@ -63,7 +63,7 @@ def read_trace(path: Path) -> Trace:
     """Raises ArchsearchError for a file of none of the forms, arrivals out of order, negative lengths, or fewer than two
     requests."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
     except OSError as error:
         raise ArchsearchError(f"cannot read the trace {path}: {error.strerror or error}") from error
     except UnicodeDecodeError:
@@ -77,13 +77,16 @@ def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]
     if start == "{":
         try:
             whole = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             whole = None
         if isinstance(whole, dict) and "input_lens" in whole:
             return _vllm(whole, path)
         return _mooncake(text.splitlines(), path), ""
     if start and "," in text.partition("\n")[0]:
-        return _burst(text.splitlines(), path)
+        try:
+            return _burst(text.splitlines(), path)
+        except csv.Error as error:
+            raise ArchsearchError(f"the trace {path} is no CSV ({error}); it must be {FORMS}") from None
     raise ArchsearchError(f"the trace {path} is none that is known here; it must be {FORMS}")
 
 
@@ -108,7 +111,7 @@ def _numbers(data: Mapping[str, Any], name: str, path: Path) -> list[float]:
     """A list of numbers of a JSON object, empty where it has none of the name."""
     try:
         return [float(value) for value in data.get(name) or []]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ArchsearchError(f"the trace {path}: {name} must be numbers, a list of one a request") from None
 
 
@@ -120,7 +123,7 @@ def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, floa
         try:
             data = json.loads(line)
             rows.append((float(data["timestamp"]) / 1e3, float(data["input_length"]), float(data["output_length"])))
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise ArchsearchError(
                 f"the trace {path}, line {number}: no timestamp, input_length and output_length; it must be {FORMS}"
             ) from None

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -56,6 +60,27 @@ def test_a_server_that_stops_answering(tmp_path: Path) -> None:
     assert "stopped answering after 5 of 12 requests" in words and str(path) in words
     kept = json.loads(path.read_text())
     assert len(kept["with_draft_requests"]) == 5 and "stopped answering" in kept["stopped"]
+
+
+def test_ctrl_c_in_the_middle(tmp_path: Path) -> None:
+    """A server that leaves requests hanging: nobody waits for them, and what had come is kept."""
+    output, stalled = tmp_path / "kept.json", threading.Event()
+    own = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from archsearch.cli import main; main()"
+    with openai_server(stalls_after=5, stalled=stalled) as url:
+        asked = ("bench-serve", "--server-url", url, "--concurrency", "1", *FEW, "--output", str(output))
+        process = subprocess.Popen([sys.executable, "-c", own, *asked], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert stalled.wait(300.0), "five requests are answered, the sixth hangs"
+            process.send_signal(signal.SIGINT)
+            told, said = process.communicate(timeout=300.0)  # a request may take ten minutes
+        finally:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130 and not told and "Traceback" not in said
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("Stopped by hand after 5 of 12 requests") and str(output) in last
+    kept = json.loads(output.read_text())
+    assert len(kept["with_draft_requests"]) == 5 and kept["stopped"].startswith("stopped by hand")
 
 
 def test_servers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

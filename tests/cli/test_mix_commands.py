@@ -124,6 +124,15 @@ def test_a_sweep_has_one_condition(files: Path) -> None:
     assert "cannot read the workload nowhere.yaml" in refused(*ESTIMATE, "--workload", "nowhere.yaml")
 
 
+def test_what_the_file_says_is_not_said_again(files: Path) -> None:
+    """Such options were taken, and made no difference."""
+    mixed = ("--workload", "mix.yaml")
+    assert "--batch-size is of one kind of request" in refused(*ESTIMATE, *mixed, "--batch-size", "8")
+    assert "--context is of one kind of request, and mix.yaml" in refused(*SEARCH, "--context", "64")
+    assert "--output-tokens" in refused("traffic", *ESTIMATE[1:], *mixed, "--output-tokens", "9")
+    assert "--prompt-tokens" in refused("traffic", *ESTIMATE[1:], "--trace", "t.jsonl", "--prompt-tokens", "512")
+
+
 def test_routing_skew_is_of_experts() -> None:
     assert "--routing-skew is of a mixture of experts" in refused(*ESTIMATE, "--routing-skew", "0.5")
     asked = ("estimate", "--target", "qwen3-30b-a3b", "--draft", "ngram", "--gpu", "h100", "--alpha", "0.7", "--gamma", "4")

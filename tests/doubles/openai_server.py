@@ -1,4 +1,5 @@
-"""A server that speaks OpenAI's completions: pieces of `per_piece` tokens, `step_s` apart, after `first_s`; dies on request."""
+"""A server that speaks OpenAI's completions: pieces of `per_piece` tokens, `step_s` apart, after `first_s`; dies or stalls on
+request."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from typing import Any
 
 @contextmanager
 def openai_server(
-    *, first_s: float = 0.02, step_s: float = 0.005, per_piece: int = 1, dies_after: int | None = None, refuses: bool = False
-) -> Iterator[str]:
-    """Its address, while it runs."""
+    *, first_s: float = 0.02, step_s: float = 0.005, per_piece: int = 1, dies_after: int | None = None, refuses: bool = False,
+    stalls_after: int | None = None, stalled: threading.Event | None = None,
+) -> Iterator[str]:  # fmt: skip
+    """Its address, while it runs. The request after the first `stalls_after` sets `stalled`; it and later ones get one token, no
+    more."""
+    over = threading.Event()
     seen, lock = [0], threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,6 +52,11 @@ def openai_server(
                     time.sleep(step_s)
                 left, first = left - count, False
                 self._event({"choices": [{"text": "a " * count}]})
+                if stalls_after is not None and number > stalls_after:
+                    if stalled is not None:
+                        stalled.set()
+                    over.wait()
+                    return
             usage = {"prompt_tokens": len(data["prompt"].split()), "completion_tokens": int(data["max_tokens"])}
             self._event({"choices": [], "usage": usage})
             self.wfile.write(b"data: [DONE]\n\n")
@@ -71,6 +80,7 @@ def openai_server(
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
+        over.set()
         server.shutdown()
         server.server_close()
         thread.join(timeout=5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def test_traces_of_three_makers(tmp_path: Path) -> None:
     assert "spread evenly over its 4 s" in read_trace(vllm).note
 
 
+def test_a_trace_that_a_spreadsheet_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    rows = "".join(f"{second},ChatGPT,100,20\r\n" for second in range(3))
+    path.write_bytes(("\ufeffTimestamp,Model,Request tokens,Response tokens\r\n" + rows).encode())
+    assert read_trace(path).requests_per_s == 1.0
+
+
 def line(timestamp: int, prompt: int, output: int = 1) -> str:
     return json.dumps({"timestamp": timestamp, "input_length": prompt, "output_length": output})
 
@@ -84,6 +92,10 @@ def line(timestamp: int, prompt: int, output: int = 1) -> str:
         ('{"input_lens": ["a", 2], "output_lens": [3, 4], "start_times": [0, 1]}', "input_lens must be numbers"),
         ('{"input_lens": 5, "output_lens": [3, 4]}', "input_lens must be numbers"),
         ('{"input_lens": [1, 2], "output_lens": [3, 4], "start_times": [0, null]}', "start_times must be numbers"),
+        (line(0, 10**400) + "\n" + line(1, 1), "line 1"),
+        (f'{{"input_lens": [1{"0" * 400}, 2], "output_lens": [3, 4], "duration": 1}}', "input_lens must be numbers"),
+        ("{" * 100_000, "line 1"),
+        ("Timestamp," + "x" * 200_000 + "\n1,2\n", "no CSV"),
     ],
 )  # fmt: skip
 def test_traces_that_are_none(tmp_path: Path, text: str, words: str) -> None:
@@ -101,6 +113,10 @@ def test_traces_that_are_none(tmp_path: Path, text: str, words: str) -> None:
         ({"parts": [{**PART, "weight": -1}]}, "not be negative"),
         ({"parts": [{**PART, "requests_per_second": 1}]}, "either concurrency or"),
         ({"parts": [{**PART, "concurrency": 0}]}, "at least 1"),
+        ({"parts": [{**PART, "concurrency": 10**400}]}, "at most 1,000,000,000"),
+        ({"parts": [{**PART, "weight": 10**400}]}, "weight must be a number"),
+        ({"parts": [{**PART, "prompt_tokens": 10**400}]}, "between 0 and"),
+        ({"parts": [{**PART, "prompt_tokens": {"low": 1, "high": 10**400}}]}, "no number"),
         ({"parts": [{**PART, "prompt_tokens": -5}]}, "between 0 and"),
         ({"parts": [{**PART, "output_tokens": 0}]}, "at least 1 token"),
         ({"parts": [{**PART, "speed": 3}]}, "speed is unknown"),
@@ -125,9 +141,20 @@ def test_a_mix_from_a_file(tmp_path: Path) -> None:
     assert [part.weight for part in mix.parts] == [0.7, 0.3] and mix.objective == "tpot" and mix.parts[0].context == 350
     with pytest.raises(ArchsearchError, match="cannot read"):
         read_mix(tmp_path / "none.yaml")
-    path.write_text("a: [")
-    with pytest.raises(ArchsearchError, match="not YAML"):
+    for text in ("a: [", "a: 2026-13-45", "a: " + "[" * 5000, "a: !!python/object/apply:os.getcwd []"):
+        path.write_text(text)
+        with pytest.raises(ArchsearchError, match="not YAML"):
+            read_mix(path)
+    path.write_text("a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh")))  # fmt: skip
+    with pytest.raises(ArchsearchError, match="once its aliases are written out"):
         read_mix(path)
+
+
+def test_limits_of_parts_of_one_name_are_all_kept() -> None:
+    mix = mix_of({"parts": [{**PART, "name": "chat"}, {**PART, "name": "chat"}, {**PART, "name": "chat (2)"}]}, "w")
+    assert [part.name for part in mix.parts] == ["chat", "chat (2)", "chat (2) (3)"]
+    assert mix_of(mix.to_dict(), "w") == mix
 
 
 def served(mix: Mix, **costs: float) -> list:

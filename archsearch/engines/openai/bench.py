@@ -48,17 +48,18 @@ class Measured:
 def drive(
     server: OpenAIServer,
     asks: Sequence[Ask],
+    answers: list[Answer],
     *,
     in_flight: int | None = None,
     temperature: float = 0.0,
-    kept: Callable[[Answer], None] = lambda answer: None,
+    kept: Callable[[], None] = lambda: None,
     progress: Progress = silent,
-) -> list[Answer]:
-    """Send `asks`; `in_flight`: at most so many at once. `kept` sees each answer as it ends.
+) -> None:
+    """Send `asks`; each answer is put into `answers` as it ends, then `kept` is called. `in_flight`: at most so many at once.
 
-    Raises RunFailed when the server stops answering, or refuses one request after another; its `results` are the answers so far.
+    Raises RunFailed when the server stops answering, or refuses one request after another. Whatever ends it early (Ctrl-C too),
+    every answer that had come is in `answers`, and nobody waits for the others: they are hung up on.
     """
-    answers: list[Answer] = []
     stopped = threading.Event()
     model = named_model(server)
     began = time.monotonic()
@@ -68,20 +69,30 @@ def drive(
             return None
         return server.complete(model, ask.prompt, ask.tokens, temperature, began)
 
+    futures: list[Future[Answer | None]] = []
     with ThreadPoolExecutor(max_workers=min(in_flight or MOST_IN_FLIGHT, max(1, len(asks)))) as pool:
-        futures: list[Future[Answer | None]] = []
         sender = threading.Thread(target=_send, args=(pool, asks, one, futures, (began, stopped)), daemon=True)
         sender.start()
         try:
             _collect(server, asks, futures, sender, answers, kept, progress)
-        except RunFailed as error:
+        except BaseException:
             stopped.set()
-            error.results = list(answers)
+            server.hang_up()
             raise
         finally:
             stopped.set()
             sender.join(timeout=5.0)
-    return answers
+            _take_the_rest(futures, answers)
+
+
+def _take_the_rest(futures: Sequence[Future[Answer | None]], answers: list[Answer]) -> None:
+    """Answers that had come, but were not taken yet, when the load ended early."""
+    taken = {id(answer) for answer in answers}
+    for future in list(futures):
+        if future.done() and not future.cancelled() and future.exception() is None:
+            answer = future.result()
+            if answer is not None and id(answer) not in taken:
+                answers.append(answer)
 
 
 def named_model(server: OpenAIServer) -> str:
@@ -109,7 +120,7 @@ def _collect(
     futures: list[Future[Answer | None]],
     sender: threading.Thread,
     answers: list[Answer],
-    kept: Callable[[Answer], None],
+    kept: Callable[[], None],
     progress: Progress,
 ) -> None:
     seen: set[int] = set()
@@ -134,7 +145,7 @@ def _collect(
         if answer is None:
             continue
         answers.append(answer)
-        kept(answer)
+        kept()
         progress("requests", len(answers), len(asks))
         refused = refused + 1 if answer.error else 0
         if refused >= REFUSED:

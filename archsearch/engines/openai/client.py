@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,15 +56,18 @@ class OpenAIServer:
             raise ArchsearchError(f"{url!r} is no address of a server; write http://127.0.0.1:8000")
         self.url, self.timeout_s, self._parts = url.rstrip("/"), timeout_s, parts
         self._root = parts.path.rstrip("/").removesuffix("/v1")
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._hung_up = False
 
     def model(self) -> str:
         """The name of the first model that it serves. Raises NoAnswer, or ArchsearchError where it names none."""
         try:
-            connection = self._connect()
+            connection, line = self._connect()
             connection.request("GET", f"{self._root}/v1/models")
             response = connection.getresponse()
             body = response.read()
-            connection.close()
+            self._close(connection, line)
         except (OSError, http.client.HTTPException) as error:
             raise NoAnswer(_why(error)) from error
         try:
@@ -78,20 +83,34 @@ class OpenAIServer:
             "ignore_eos": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         sent = time.monotonic() - began
+        connection, line = None, None
         try:
-            connection = self._connect()
+            connection, line = self._connect()
             connection.request("POST", f"{self._root}/v1/completions", json.dumps(data), {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
                 words = response.read(400).decode("utf-8", "replace")
-                connection.close()
                 now = time.monotonic() - began
                 return Answer(sent, now, now, 0, 0, 0, f"status {response.status}: {' '.join(words.split())}")
-            answer = self._read(response, sent, began)
-            connection.close()
+            return self._read(response, sent, began)
         except (OSError, http.client.HTTPException) as error:
             raise NoAnswer(_why(error)) from error
-        return answer
+        finally:
+            self._close(connection, line)
+
+    def hang_up(self) -> None:
+        """End every request that is under way, from another thread: it raises NoAnswer. No new one is sent."""
+        with self._lock:
+            self._hung_up = True
+            for line in self._open:
+                with contextlib.suppress(OSError):  # the server was quicker
+                    line.shutdown(socket.SHUT_RDWR)
+
+    def _close(self, connection: http.client.HTTPConnection | None, line: socket.socket | None) -> None:
+        if connection is not None and line is not None:
+            with self._lock:
+                self._open.discard(line)
+            connection.close()
 
     def _read(self, response: http.client.HTTPResponse, sent: float, began: float) -> Answer:
         first = done = 0.0
@@ -122,12 +141,19 @@ class OpenAIServer:
         tokens = int(usage.get("completion_tokens") or pieces)
         return Answer(sent, first, done, tokens, int(usage.get("prompt_tokens") or 0), pieces)
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self) -> tuple[http.client.HTTPConnection, socket.socket]:
+        """A connection and its socket, which it lets go of as soon as an answer without a length begins."""
         kind: Any = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         found: http.client.HTTPConnection = kind(self._parts.hostname, self._parts.port, timeout=self.timeout_s)
         found.connect()
-        found.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return found
+        line: socket.socket = found.sock
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            if self._hung_up:
+                found.close()
+                raise ConnectionAbortedError("hung up")
+            self._open.add(line)
+        return found, line
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[str]:
