@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
-from archsearch.acceptance.prior import INDEPENDENT_DRIFT, PriorAcceptance
+from archsearch.acceptance.prior import INDEPENDENT_DRIFT, PriorAcceptance, after_trimming
 from archsearch.acceptance.terms import COEFFICIENTS, UNKNOWN_TARGET, shape_terms, tokens_of, while_young
 from archsearch.architecture.counts import body_parameters
 from archsearch.architecture.grid import ShapeGrid
@@ -92,5 +92,5 @@ def _trimmed(prior: PriorAcceptance, grid: ShapeGrid, full: Array, context: Acce
     alpha = np.broadcast_to(full, (*np.broadcast_shapes(full.shape, (1, 1, 1, 1))[:3], len(grid.heads))).copy()
     for head in range(len(grid.heads)):
         coverage, _ = prior._coverage(grid.at((0, 0, 0, head)), context)
-        alpha[..., head] = np.minimum(alpha[..., head] * (1.0 - (1.0 - coverage) * alpha[..., head] ** 3), coverage)
+        alpha[..., head] = np.minimum(after_trimming(alpha[..., head], coverage), coverage)
     return alpha

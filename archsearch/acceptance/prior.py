@@ -89,7 +89,12 @@ def trimmed_alpha(alpha: float, coverage: float) -> float:
     against: a sketch with 93 % coverage lost 0.00 of 0.30 and 0.033 of 0.82 (this: 0.001 and 0.032); alpha = 1 gives `coverage`,
     as it must.
     """
-    return min(alpha * (1.0 - (1.0 - coverage) * alpha**3), coverage)
+    return min(after_trimming(alpha, coverage), coverage)
+
+
+def after_trimming(alpha: Any, coverage: float) -> Any:
+    """The rule of `trimmed_alpha` before its limit, for a number or an array."""
+    return alpha * (1.0 - (1.0 - coverage) * alpha**3)
 
 
 @cache
