@@ -24,7 +24,11 @@ from archsearch.errors import ArchsearchError
     metavar="F",
     help="What to train: the ranked draft (independent), or a head: eagle3, peagle (all tokens in one pass), medusa.",
 )
-@click.option("--gamma", type=click.IntRange(min=1, max=16), help="Of a head: draft tokens a round to train for. Default: 3.")
+@click.option(
+    "--gamma",
+    type=click.IntRange(min=1, max=16),
+    help="Of a head: draft tokens a round to train for (default: as the run's head was, else 3).",
+)
 @click.option(
     "--head-rows",
     type=click.IntRange(min=1),
@@ -66,5 +70,5 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
     from archsearch.pipeline.heads import head_plan, train_family
     from archsearch.report.terminal.heads import head_text
 
-    result = train_family(run, head_plan(family, **of_head), budget)
+    result = train_family(run, head_plan(family, **of_head, run=run), budget)
     emit(result, head_text(result, run), as_json)

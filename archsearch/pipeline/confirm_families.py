@@ -27,12 +27,14 @@ from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
 from archsearch.pipeline.acceptance_untrained import Untrained, exit_shape
+from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.confirm_prompts import check_tokenizer, confirming_prompts
 from archsearch.pipeline.engine_choice import EngineChoice, check_choice, engine_settings, engine_target, serving_scorer
 from archsearch.pipeline.family_results import head_score, lookup_in, replayed, texts_at_hand
-from archsearch.pipeline.heads import head_family_of
+from archsearch.pipeline.heads import head_family_of, served_gamma
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
+from archsearch.runs.run import open_run
 from archsearch.search.objective import Score, Scorer
 
 if TYPE_CHECKING:
@@ -45,13 +47,15 @@ NEAR: Final = 0.05  # of the foretold acceptance at position 1, besides what cou
 @dataclass(frozen=True)
 class FamilyRequest:
     """What runs: `families` (independent, eagle3, peagle, medusa, ngram, early_exit); `gamma` for all of them (None: what each
-    was trained or scored for); `rank`: the independent draft; `count` held-out prompts, or those of a file."""
+    was scored or trained for); `rank`: the independent draft; `count` held-out prompts, or those of a file; `exact`: so many of
+    them in float32 besides."""
 
     families: tuple[str, ...]
     gamma: int | None = None
     rank: int = 1
     count: int = 24
     prompts: Path | None = None
+    exact: int = 8
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ def confirm_families(session: SearchSession, request: FamilyRequest, choice: Eng
     sampling = Sampling(session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed)
     dtype = session.source.dtype
     found = _measured(session, trainer, choice, name, candidates, asked, sampling, dtype)
-    exact = found if dtype == "float32" else _exact(session, trainer, choice, name, candidates, asked)
+    exact = found if dtype == "float32" else _exact(session, trainer, choice, name, candidates, asked[: request.exact])
     scorer, words = serving_scorer(session, name)
     length = statistics.fmean(len(prompt.token_ids) for prompt in asked)
     scorer = scorer.at_context(round(length + sampling.max_new_tokens / 2))
@@ -144,7 +148,7 @@ def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Cand
 
     trained = load_head(folder)
     check_head(folder, TargetFacts.of(session.target.architecture, session.target.name))
-    gamma = request.gamma or trained.plan.gamma
+    gamma = request.gamma or served_gamma(session.run.path, trained)
     if gamma > trained.plan.gamma:
         raise ArchsearchError(f"the {trained.plan.family} head was trained for gamma {trained.plan.gamma}, got gamma {gamma}")
     replay = trained.replays.get(gamma)
@@ -209,7 +213,7 @@ def _exact(
         return {}
     short = Sampling(min(64, session.request.answer_tokens), seed=session.request.seed)
     try:
-        return _measured(session, trainer, choice, name, candidates, asked[:8], short, "float32")
+        return _measured(session, trainer, choice, name, candidates, asked, short, "float32")
     except RunFailed:  # what was measured stands without it
         return {}
 
@@ -294,6 +298,7 @@ def _write(run: Path, engine: str, result: dict[str, Any]) -> None:
         if row["family"] != "independent":
             write_json(folder / row["family"] / f"confirmed-{engine}.json", {**row, "dtype": result["dtype"]})
     write_json(folder / f"comparison-{engine}.json", result)
+    write_report(open_run(run))
 
 
 def with_gamma(request: FamilyRequest, gammas: Sequence[int]) -> FamilyRequest:

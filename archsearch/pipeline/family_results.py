@@ -30,7 +30,9 @@ from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
 from archsearch.models.named_drafters import resolve_drafter
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
+from archsearch.runs.families import write_families
 from archsearch.search.objective import Score, Scorer
+from archsearch.speedup import tau_estimate
 
 if TYPE_CHECKING:
     from archsearch.pipeline.climb.families import HeadRungs
@@ -38,7 +40,11 @@ if TYPE_CHECKING:
 LOOKUPS: Final[Mapping[str, Ngram | Suffix]] = {"ngram": Ngram(), "suffix": Suffix()}
 HEAD_SHARE: Final[Mapping[HeadFamily, float]] = {"eagle3": 0.4, "medusa": 0.2, "peagle": 0.4}
 """Of a search's minutes without a climb, kept for a head of the family: its training, and of EAGLE-3 the states of the text."""
-HEAD_GAMMA: Final = 3  # what a head is trained for, unless the winning draft runs with less
+HEAD_GAMMA: Final = 5
+"""The longest round that a search trains heads for."""
+HOPED: Final = 0.8
+"""Acceptance of a head that turned out well, by which the round that it is trained for is chosen: a head runs shorter rounds than
+it was trained for, and accepts little in longer ones. Trained here: .70 to .75 after 300 seconds (docs/heads.md)."""
 LEAST_HEAD_S: Final = 20.0
 
 
@@ -163,7 +169,7 @@ def train_heads(session: SearchSession, trainer: DraftTrainer, trained: Sequence
     for place, name in enumerate(names):
         left = (ends_at - time.monotonic()) / (len(names) - place)
         budget = max(LEAST_HEAD_S, min(seconds, left))
-        gamma = max(1, min(HEAD_GAMMA, max(session.scorer.gammas)))
+        gamma = gamma_to_train(session, name)
         say(f"a head of the family {name} for {human_time(budget)}; the best draft was trained for {human_time(seconds)}")
         try:
             if name not in trained_heads(session.run.path):
@@ -208,7 +214,9 @@ def compare_families(path: Path) -> list[FamilyResult]:
     session = SearchSession.reopen(path)
     candidates = [session.run.candidate(score.rank) for score in session.run.scores() if score.rank is not None]
     trained = [load_trained(each.architecture, each.folder) for each in candidates if each.has_weights]
-    return family_results(session, session.trainer(), trained)
+    results = family_results(session, session.trainer(), trained)
+    write_families(path, [result.to_dict() for result in results])
+    return results
 
 
 def head_score(
@@ -240,8 +248,31 @@ def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | Non
                 return known
         return heads.train(plan, seconds, seed)
 
-    gamma = max(1, min(HEAD_GAMMA, max(session.scorer.gammas)))
-    return HeadRungs(families, gamma, train, lambda head, taus: head_score(session, head, taus))
+    gammas = {family: gamma_to_train(session, family) for family in families}
+    return HeadRungs(gammas, train, lambda head, taus: head_score(session, head, taus))
+
+
+def gamma_to_train(session: SearchSession, family: HeadFamily) -> int:
+    """Draft tokens a round that a head of this search is trained for: those of the run's head, where there is one; else what is
+    best for the family's usual head on this device and load, if it turns out well (HOPED)."""
+    if family in trained_heads(session.run.path):
+        return load_head(head_folder(session.run.path, family)).plan.gamma
+    drafter = _as_trained(session, family)
+    asked = [gamma for gamma in session.scorer.gammas if gamma <= HEAD_GAMMA] or [min(session.scorer.gammas)]
+    hoped = Estimate(HOPED, 0.0, "given")
+    taus = {gamma: tau_estimate(hoped, gamma) for gamma in drafter.gammas(asked)}
+    return session.scorer.measured(drafter, hoped, taus).gamma
+
+
+def _as_trained(session: SearchSession, name: HeadFamily) -> Drafter:
+    """The family's usual drafter, with the layers and rows that a head trained here has."""
+    kind, target = family_class(name), session.scorer.target
+    usual = kind.usual(target)
+    if not kind.has_layers:
+        return usual
+    plan = HeadPlan.usual(name, 1)
+    rows = plan.head_rows(target.vocab_size)
+    return kind.of(target, usual.architecture.replace(num_hidden_layers=plan.layers, draft_vocab_size=rows), {})
 
 
 def _head_result(session: SearchSession, head: TrainedHead, tokens: str) -> FamilyResult:

@@ -11,6 +11,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export.heads import HeadExport, export_head
 from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
 from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.runs.families import gamma_of_family
 from archsearch.runs.run import open_run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
 from archsearch.schedule import largest_gamma
@@ -35,10 +36,17 @@ def head_family_of(name: str) -> HeadFamily:
 
 
 def head_plan(
-    family: str, gamma: int | None = None, head_rows: int | None = None, layers: int | None = None, aux_layers: str | None = None
+    family: str,
+    gamma: int | None = None,
+    head_rows: int | None = None,
+    layers: int | None = None,
+    aux_layers: str | None = None,
+    run: Path | None = None,
 ) -> HeadPlan:
-    """What the options of `archsearch train` ask for. Raises ArchsearchError for a family that cannot be trained, layers of
-    Medusa heads, and auxiliary layers that are no numbers."""
+    """What the options of `archsearch train` ask for; a head that `run` has goes on with its own gamma.
+
+    Raises ArchsearchError for a family that cannot be trained, layers of Medusa heads, and auxiliary layers that are no numbers.
+    """
     known = head_family_of(family)
     if known == "medusa" and (layers or aux_layers):
         raise ArchsearchError("Medusa heads read the target's last state and have no layers; leave --layers and --aux-layers out")
@@ -46,6 +54,8 @@ def head_plan(
         ids = tuple(int(word) for word in (aux_layers or "").replace(",", " ").split())
     except ValueError:
         raise ArchsearchError(f"--aux-layers takes numbers of layers, as in 2,15,27; got {aux_layers!r}") from None
+    if gamma is None and run is not None and known in trained_heads(run):
+        gamma = load_head(head_folder(run, known)).plan.gamma
     return HeadPlan(known, gamma or USUAL_GAMMA, head_rows, layers or HEAD_LAYERS[known], ids)
 
 
@@ -83,6 +93,12 @@ def _spent(path: Path, plan: HeadPlan) -> float:
     return float(before.record["seconds"])
 
 
+def served_gamma(path: Path, head: TrainedHead) -> int:
+    """Draft tokens a round that a run's head is served with unless something else is asked: what the run's last table of families
+    found best, else all that it was trained for."""
+    return min(gamma_of_family(path, head.plan.family) or head.plan.gamma, head.plan.gamma)
+
+
 def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
     """A head as plain data, for --json and the report."""
     keys = ("plan", "rows", "seconds", "tokens", "tokens_per_s", "auxiliary_s", "vocabulary_coverage", "heldout", "best")
@@ -117,7 +133,7 @@ def export_family(
 
     ref = resolve_target(run.arguments["target"])
     check_head(trained.folder, TargetFacts.of(ref.architecture, ref.name))
-    wanted = gamma or trained.plan.gamma
+    wanted = gamma or served_gamma(path, trained)
     if wanted > trained.plan.gamma:
         raise ArchsearchError(
             f"the head was trained for {trained.plan.gamma} draft tokens a round and accepts little beyond; got gamma {wanted}"

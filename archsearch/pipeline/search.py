@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
+from archsearch.errors import ArchsearchError
+from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.pipeline.candidates import write_best, write_report
+from archsearch.pipeline.confirm_families import FamilyRequest, confirm_families
 from archsearch.pipeline.confirm_prompts import confirm_rank
+from archsearch.pipeline.engine_choice import EngineChoice
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
 from archsearch.pipeline.family_results import climbing_share, family_results, head_rungs, train_heads, with_replays
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
@@ -23,6 +27,7 @@ from archsearch.pipeline.shared_work import Job
 from archsearch.pipeline.text_verdict import text_verdict
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
 from archsearch.progress import ProgressLine, human_time, say
+from archsearch.runs.families import write_families
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
@@ -74,7 +79,8 @@ def finalist_search(session: SearchSession) -> dict[str, Any]:
     text = text_result(session, trainer, ranked, trained)
     confirmed = [confirm_rank(session, rank, trainer=trainer) for rank in range(1, min(request.confirm, len(trained)) + 1)]
     notes = (finalist_notes(session) if trained else []) + train_heads(session, trainer, trained, start + whole)
-    return outcome(session, result, ranked, confirmed) | family_table(session, trainer, trained) | {"notes": notes, "text": text}
+    families = family_table(session, trainer, trained)  # before the report, which shows them
+    return outcome(session, result, ranked, confirmed) | families | {"notes": notes, "text": text}
 
 
 def beside_heads(request: SearchRequest) -> SearchRequest:
@@ -83,8 +89,12 @@ def beside_heads(request: SearchRequest) -> SearchRequest:
 
 
 def family_table(session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]) -> dict[str, Any]:
-    """The best of each family on the run's text, as part of a result."""
-    return {"families": [result.to_dict() for result in family_results(session, trainer, trained)]} if trained else {}
+    """The best of each family on the run's text, as part of a result and as families.json."""
+    if not trained:
+        return {}
+    rows = [result.to_dict() for result in family_results(session, trainer, trained)]
+    write_families(session.run.path, rows)
+    return {"families": rows}
 
 
 def text_result(
@@ -179,9 +189,39 @@ def outcome(
     }
 
 
-def confirm_trained(ascent: Climb, count: int) -> list[dict[str, Any]]:
+def best_head(families: Sequence[Mapping[str, Any]], engine: str) -> str:
+    """The family of the head that stands best and that archsearch runs in `engine`; "" for none."""
+    runs = engine_facts(engine).confirms
+    return next((row["family"] for row in families if row["family"] in HEAD_FAMILIES and row["family"] in runs), "")
+
+
+def compare_best(ascent: Climb, head: str) -> None:
+    """Run the best head beside the best draft, where the plan has time for that; else a note says with which command."""
+    from archsearch.pipeline import climb
+
+    session, file, plan = ascent.session, ascent.file, ascent.plan
+    if not plan.compares:
+        file.note(
+            f"confirmed was the best independent draft; the {head} head beside it: archsearch confirm {session.run.path} "
+            f"--engine {session.request.engine} --family {head} --family {INDEPENDENT}"
+        )
+        return
+    if file.state.compared:
+        return
+    begin = time.monotonic()
+    prompts = climb.affordable_prompts(session, file, plan, climb.COMPARISON_COST)
+    try:
+        confirm_families(session, FamilyRequest((head, INDEPENDENT), count=prompts, exact=4), EngineChoice())
+    except ArchsearchError as error:  # no reason to lose a search
+        file.note(f"the {head} head was not run beside the draft: {error}")
+    file.state.compared = True
+    file.step("the best head beside the draft", time.monotonic() - begin)
+    file.save()
+
+
+def confirm_trained(ascent: Climb, count: int, later: float = 0.0) -> list[dict[str, Any]]:
     """The first `count` ranks in the engine, each on as many prompts as the time that is left allows; those of several GPUs at
-    once. What was confirmed before a kill is not again."""
+    once. What was confirmed before a kill is not again. `later`: confirmations that follow and need time too."""
     from archsearch.pipeline import climb
 
     session, file, run = ascent.session, ascent.file, ascent.session.run
@@ -191,13 +231,13 @@ def confirm_trained(ascent: Climb, count: int) -> list[dict[str, Any]]:
         return [rank for rank in range(1, count + 1) if rank not in state.confirmed or run.confirmed(rank) is None]
 
     if ascent.shared is not None and len(missing()) > 1 and can_confirm_beside(session):
-        prompts = climb.affordable_prompts(session, file, ascent.plan, len(missing()))
+        prompts = climb.affordable_prompts(session, file, ascent.plan, len(missing()) + later)
         jobs = [Job("confirm", run.score(rank).architecture, rank=rank, prompts=prompts) for rank in missing()]
         ascent.shared.finish(jobs, lambda job: confirm_job(session, job, ascent.trainer))
         state.confirmed += [job.rank for job in jobs if job.rank not in state.confirmed]
         file.save()
     for rank in missing():
-        prompts = climb.affordable_prompts(session, file, ascent.plan, count - rank + 1)
+        prompts = climb.affordable_prompts(session, file, ascent.plan, count - rank + 1 + later)
         confirm_rank(session, rank, trainer=ascent.trainer, prompt_count=prompts)
         state.confirmed += [] if rank in state.confirmed else [rank]
         file.save()
@@ -240,13 +280,13 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
         run.write_trials(climb.trial_rows(result.trials, state))
         ranked = write_ranked(session, trained, ascent.standings())
         text = text_result(session, trainer, ranked, trained)
-        confirmed = confirm_trained(ascent, min(request.confirm, len(trained)))
-    if state.race is not None and state.race.winner in engine_facts(request.engine).confirms and state.race.winner != INDEPENDENT:
-        file.note(
-            f"confirmed was the best independent draft; the {state.race.winner} head beside it: archsearch confirm {run.path} "
-            f"--engine {request.engine} --family {state.race.winner} --family {INDEPENDENT}"
-        )
-    data = outcome(session, result, ranked, confirmed) | family_table(session, trainer, trained)
+        families = family_table(session, trainer, trained)  # before the engine, which runs each at the gamma that it tells
+        head = best_head(families.get("families", []), request.engine)
+        beside = climb.COMPARISON_COST if head and plan.compares else 0.0
+        confirmed = confirm_trained(ascent, min(request.confirm, len(trained)), beside)
+    if head and confirmed:
+        compare_best(ascent, head)
+    data = outcome(session, result, ranked, confirmed) | families
     file.save()
     seconds = file.elapsed_s()
     say(f"all of it took {human_time(seconds)} of {human_time(request.time_budget_s)}")

@@ -114,18 +114,22 @@ def _draw_bar(axes: Axes, series: Series, heights: dict[float | str, float], sta
         return
     number, count = place
     spots = [index + 0.8 * ((number + 0.5) / count - 0.5) for index in range(len(names))]
-    axes.bar(spots, series.y, width=0.8 / count, color=_colour(series), label=series.name)
+    error = _errors(series) if series.low else None
+    axes.bar(spots, series.y, yerr=error, width=0.8 / count, color=_colour(series), label=series.name, capsize=2.5)
     axes.set_xticks(range(len(names)), labels=[str(name) for name in names])
+
+
+def _errors(series: Series) -> tuple[list[float], list[float]]:
+    """How far each point's error bar reaches down and up."""
+    down = [max(0.0, y - low) for low, y in zip(series.low, series.y, strict=True)]
+    return down, [max(0.0, high - y) for high, y in zip(series.high, series.y, strict=True)]
 
 
 def _draw(axes: Axes, series: Series) -> None:
     colour, alpha = _colour(series), 0.45 if series.faint else 1.0
     if series.band and series.low:
         axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.13, linewidth=0)
-    error = None
-    if series.low and not series.band:
-        error = ([max(0.0, y - low) for low, y in zip(series.low, series.y, strict=True)],
-                 [max(0.0, high - y) for high, y in zip(series.high, series.y, strict=True)])  # fmt: skip
+    error = _errors(series) if series.low and not series.band else None
     line = "none" if series.kind == "points" else "--" if series.dashed else "-"
     marker = "" if series.symbol is None and series.kind == "line" else _MARKERS[series.symbol or "circle"]
     axes.errorbar(series.x, series.y, yerr=error, color=colour, alpha=alpha, linestyle=line, linewidth=1.6, marker=marker,

@@ -18,6 +18,7 @@ from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.charts import Chart, Figures
 from archsearch.report.compare import compare_section
 from archsearch.report.confirmed import section_confirmed
+from archsearch.report.families import section_families, with_heads
 from archsearch.report.foretold import section_elsewhere, section_time, section_why
 from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.ladder import section_ladder
@@ -54,10 +55,12 @@ def page_of(run: Run) -> tuple[str, list[Chart]]:
     reading, figures = read_run(run), Figures()
     found = reading.candidates
     head = with_text(headline(run, found), reading.text)
+    head = with_heads(head, run, reading.families, reading.compared)
     parts = [_section_head(run, head), _section_problems(reading.problems)]
     if found:
         parts.append(_section_best(found))
         parts.append(_section_mix(found))
+    parts.append(section_families(reading.families, reading.compared, figures))
     parts += [section_time(reading.curves, figures), section_elsewhere(reading.curves, figures), section_why(reading.curves)]
     for item in found:
         if item.confirmed is not None:

@@ -14,6 +14,7 @@ from archsearch.estimate import Estimate
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.curves import CURVES_FILE, Curves
+from archsearch.runs.families import COMPARISON_FILES, FAMILIES_FILE, EngineComparison, FamilyRow, families_of
 from archsearch.runs.fields import as_estimate, read_or_tell
 from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
@@ -76,7 +77,7 @@ class Reading:
 
     `finalists`: training records of finalists/; `climb`: rungs.json, {} without one; `problems`: one line for each file that is
     there and cannot be read; `text`: the verdict on its text, `curves`: curves.json, None without one;
-    `comparison`: compare.json, None without one.
+    `comparison`: compare.json, None without one; `families`: families.json, `compared`: heads/comparison-<engine>.json.
     """
 
     candidates: list[Shown]
@@ -86,6 +87,8 @@ class Reading:
     text: TextVerdict | None = None
     curves: Curves | None = None
     comparison: dict[str, Any] | None = None
+    families: tuple[FamilyRow, ...] = ()
+    compared: tuple[EngineComparison, ...] = ()
 
 
 def read_run(run: Run) -> Reading:
@@ -97,6 +100,10 @@ def read_run(run: Run) -> Reading:
     numbers = groups(run, [item.score for item in found])
     paths = sorted(run.path.glob("finalists/*/training.json"))
     finalists = [read_or_tell(path, "training record", TrainingRecord.from_dict, problems) for path in paths]
+    sides = [
+        read_or_tell(path, "comparison of families", EngineComparison.from_dict, problems)
+        for path in sorted(run.path.glob(COMPARISON_FILES))
+    ]
     return Reading(
         candidates=[replace(item, group=numbers[item.rank]) for item in found],
         finalists=[record for record in finalists if record is not None],
@@ -105,6 +112,8 @@ def read_run(run: Run) -> Reading:
         text=read_or_tell(run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict.from_dict, problems),
         curves=read_or_tell(run.path / CURVES_FILE, "curves", Curves.from_dict, problems),
         comparison=read_or_tell(run.path / COMPARE_FILE, "comparison", checked_comparison, problems),
+        families=read_or_tell(run.path / FAMILIES_FILE, "families of the run", families_of, problems) or (),
+        compared=tuple(side for side in sides if side is not None),
     )
 
 

@@ -242,7 +242,8 @@ class ClimbState:
 
     `rung_s`, `rung_end_s`: time of the short trainings, and when on the climb's clock it ends; `full_tokens`: of a full training,
     `full_epoch`: of one pass over its text; `schedule`: rounds as planned at the measured speed; `confirmed`: ranks; `heads`,
-    `race`: of a climb with other families than independent drafts. None, or empty: not decided yet.
+    `race`: of a climb with other families than independent drafts, `compared`: the best head ran beside the best draft. None, or
+    empty: not decided yet.
     """
 
     budget_s: float
@@ -263,6 +264,7 @@ class ClimbState:
     supernet: SupernetEntry | None = None
     heads: list[HeadEntry] = field(default_factory=list)
     race: Race | None = None
+    compared: bool = False
 
     def record(self, row: RungRow) -> None:
         """A row of what was learnt: one per rung, round and shape, the last one stands."""
@@ -313,6 +315,7 @@ class ClimbState:
             "confirmed": list(self.confirmed) or None,
             "heads": [entry.to_dict() for entry in self.heads] or None,
             "race": None if self.race is None else asdict(self.race),
+            "compared": self.compared or None,
         }
         return data | {name: value for name, value in optional.items() if value is not None}
 

@@ -48,7 +48,7 @@ class Plan:
     """What is done with `budget_s` seconds. `stay`: why the search stays at rung 0; "" where it climbs.
 
     `text_s` ends at that many seconds after the start; `rung_s` and `finalist_s` are what the plan promises before anything was
-    measured.
+    measured. `compares`: in the end the best head runs beside the best draft.
     """
 
     budget_s: float
@@ -58,12 +58,13 @@ class Plan:
     confirm_s: float
     confirm_prompts: int
     stay: str = ""
+    compares: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def divide(budget_s: float, spent_s: float, prompt_s: float, fixed_s: float, prompts: int, confirmed: int = 1) -> Plan:
+def divide(budget_s: float, spent_s: float, prompt_s: float, fixed_s: float, prompts: int, confirmed: float = 1) -> Plan:
     """The plan of a budget. `spent_s`: gone before it was made; `prompt_s`: seconds to confirm a draft on one prompt; `fixed_s`:
     per confirmed draft, whatever the number of prompts; `prompts`: wanted; `confirmed`: drafts to confirm."""
     least = min(LEAST_PROMPTS, prompts)

@@ -17,12 +17,14 @@ from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.drafters.lookup import NGram
 from archsearch.engines import registry
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 from archsearch.pipeline import SearchSession, family_results
 from archsearch.pipeline.confirm_families import order_of
 from archsearch.pipeline.families import FamilySpaces
 from archsearch.pipeline.family_results import compare_families, with_replays
 from archsearch.report.terminal.search import _untrained_rival, family_lines
 from archsearch.search.space import load_space
+from archsearch.speedup import tau_estimate
 from tests.cli.commands import call, last_json, refused
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import make_model_folder
@@ -92,6 +94,59 @@ def test_families_of_a_run_are_compared_on_its_text(with_heads: Path) -> None:
     assert ngram.seconds == 0 and ngram.score.tau.source == "measured" and not ngram.score.assumed
     text = "\n".join(family_lines({"families": [result.to_dict() for result in found.values()]}))
     assert "held-out tokens" in text and "none" in text and "its time is priced as if the engine ran it" in text
+    kept = json.loads((with_heads / "runs/a/families.json").read_text())["families"]
+    assert [row["family"] for row in kept] == list(found)
+    call("report", "runs/a")
+    page = (with_heads / "runs/a/report.html").read_text()
+    assert "Families of drafters" in page and head.score.proposer.label() in page
+
+
+def test_a_head_is_served_with_the_gamma_that_the_last_table_names(with_heads: Path) -> None:
+    """It was trained for two draft tokens a round; the table found one best."""
+    export = ("export", "runs/a", "--family", "medusa", "--output", "out/m", "--json")
+    assert last_json(call(*export))["gamma"] == 2, "no table yet"
+    compare_families(Path("runs/a"))
+    path = with_heads / "runs/a/families.json"
+    rows = json.loads(path.read_text())["families"]
+    path.write_text(json.dumps({"families": [{**row, "gamma": 1} for row in rows]}))
+    assert last_json(call(*export))["gamma"] == 1
+    path.write_text(json.dumps({"families": [{**row, "gamma": 7} for row in rows]}))
+    assert last_json(call(*export))["gamma"] == 2, "never more than it was trained for"
+    path.write_text('{"families": [{"family": "medusa"}]}')
+    assert "families of the run" in refused(*export[:-1])
+
+
+def test_a_head_that_leads_comes_first_in_what_to_do_next(with_heads: Path) -> None:
+    """Its commands are those that run: the engine that is started with it, the gamma of the run's head."""
+    run = Path("runs/a")
+    compare_families(run)
+    rows = json.loads((run / "families.json").read_text())["families"]
+    draft = {**next(row for row in rows if row["family"] == "eagle3"), "family": "independent", "rank": 2}
+    slow, fast = ({"value": value, "std": 0.1, "source": "modelled"} for value in (1.1, 1.9))
+
+    def told(head: dict[str, object], beside: dict[str, object]) -> str:
+        kept = [{**row, "speedup": head} for row in rows if row["family"] == "eagle3"] + [{**draft, "speedup": beside}]
+        (run / "families.json").write_text(json.dumps({"families": kept}))
+        return call("report", "runs/a").stdout
+
+    ahead, behind = told(fast, slow), told(slow, fast)
+    after = ahead[ahead.index("Next:") :]
+    assert "confirm runs/a --engine vllm --family eagle3 --family independent" in after, "transformers is not started with heads"
+    assert after.index("export runs/a --family eagle3") < after.index("--rank"), "the head's before the draft's"
+    assert "The best head: EAGLE-3 head, 1.10x" in behind and "--family" not in behind[behind.index("Next:") :]
+    going_on = call("train", "runs/a", "--family", "eagle3", "--head-rows", "128", "--budget", "1s")
+    assert "for gamma 2" in going_on.stdout, "without --gamma: as it was trained before"
+
+
+def test_heads_are_trained_for_the_round_that_would_be_best_if_they_turn_out_well(with_heads: Path) -> None:
+    session = SearchSession.reopen(Path("runs/a"))
+    assert family_results.gamma_to_train(session, "eagle3") == 2, "the run has a head: it goes on"
+    shutil.rmtree(with_heads / "runs/a/heads/eagle3")
+    wanted = family_results.gamma_to_train(session, "eagle3")
+    head = family_results._as_trained(session, "eagle3")
+    hoped = Estimate(family_results.HOPED, 0.0, "given")
+    gains = {gamma: session.scorer.measured(head, hoped, {gamma: tau_estimate(hoped, gamma)}) for gamma in range(1, 6)}
+    assert wanted == max(gains, key=lambda gamma: gains[gamma].speedup.value)
 
 
 def test_a_search_replays_lookup_on_the_text_of_its_run(with_heads: Path) -> None:
@@ -216,6 +271,8 @@ def test_drafters_are_compared_prompt_by_prompt(with_heads: Path, monkeypatch: p
     text = call("confirm", "runs/a", *families[:4], "--gamma", "2", "--count", "4").stdout
     assert "target alone" in text and "EAGLE-3 head" in text and "Medusa heads" in text
     assert "order foretold" in text or "Foretold order" in text
+    page = (with_heads / "runs/a/report.html").read_text()
+    assert "Side by side in" in page and "families-transformers" in page, "foretold and measured are drawn"
 
 
 def test_drafters_without_weights_run_in_transformers_beside_the_draft(with_run: Path) -> None:

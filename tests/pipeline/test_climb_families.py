@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,12 +16,14 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.pipeline import climb
 from archsearch.pipeline.climb.families import HEAD_RUNG
-from archsearch.runs.state import ClimbState
+from archsearch.pipeline.confirm_families import FamilyRequest
+from archsearch.runs.state import ClimbState, StateFile
 from archsearch.search import rungs
 from archsearch.speedup import sigmoid, tau
 from tests.pipeline.test_climb import PLAN, TARGET, Clock, make
 
 SPEED = 1000.0
+search = importlib.import_module("archsearch.pipeline.search")  # its name in the package is the function's
 
 
 @dataclass
@@ -57,7 +60,7 @@ class MadeUpHeads:
             own = taus or {gamma: replay.estimate() for gamma, replay in head.replays.items()}
             return scorer.measured(shape, Estimate(head.conditional[0], 0.01, "measured"), own)
 
-        return climb.HeadRungs(tuple(self.level), 3, self.train, score)
+        return climb.HeadRungs(dict.fromkeys(self.level, 3), self.train, score)
 
 
 @pytest.fixture
@@ -133,3 +136,49 @@ def test_short_trainings_of_heads_fit_into_the_rungs(tmp_path: Path, clock: Cloc
     rest = beside.left_s()
     assert beside._rung_time(rest) == pytest.approx(rungs.rung_share(rest) / 1.25)
     assert alone._rung_time(rest) == pytest.approx(rungs.rung_share(rest))
+
+
+def test_the_best_head_runs_beside_the_best_draft_where_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, also after a kill; an engine that fails costs no search; without time a note says with which command."""
+    asked: list[FamilyRequest] = []
+
+    def confirm(session, request, choice) -> None:  # noqa: ANN001
+        asked.append(request)
+        if len(asked) > 1:
+            raise ArchsearchError("vLLM stopped")
+
+    monkeypatch.setattr(search, "confirm_families", confirm)
+    monkeypatch.setattr(climb, "affordable_prompts", lambda *args: 6)
+
+    def ascent(compares: bool) -> SimpleNamespace:
+        session = SimpleNamespace(run=SimpleNamespace(path=tmp_path), request=SimpleNamespace(engine="vllm"))
+        file = StateFile(tmp_path / f"rungs-{len(asked)}-{compares}.json", 60.0, 0.0)
+        return SimpleNamespace(session=session, plan=replace(PLAN, compares=compares), file=file)
+
+    rows = [{"family": name} for name in ("ngram", "peagle", "independent", "eagle3")]
+    assert search.best_head(rows, "vllm") == "peagle" and search.best_head(rows, "transformers") == ""
+    assert search.best_head(rows, "openvino") == "eagle3", "the best of those that the engine is started with"
+    first = ascent(True)
+    search.compare_best(first, "peagle")
+    search.compare_best(first, "peagle")
+    assert [request.families for request in asked] == [("peagle", "independent")] and asked[0].count == 6
+    assert ClimbState.from_dict(json.loads(first.file.path.read_text())).compared
+    second = ascent(True)
+    search.compare_best(second, "peagle")
+    assert "vLLM stopped" in second.file.state.notes[0]
+    third = ascent(False)
+    search.compare_best(third, "peagle")
+    assert "--family peagle --family independent" in third.file.state.notes[0] and len(asked) == 2
+
+
+def test_a_head_that_has_hardly_seen_anything_is_not_dropped(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine a short training ends while the learning rate still rises; what it says then is nothing."""
+    families = importlib.import_module("archsearch.pipeline.climb.families")
+    monkeypatch.setattr(families, "LEAST_JUDGED", 10**9)
+    made = with_heads(tmp_path, clock, MadeUpHeads(clock, {"medusa": -2.5}))
+    made.climb()
+    entry = saved(tmp_path).heads[0]
+    assert entry.state == "trained" and entry.measured is not None, "it had its equal minutes, which it did not win"
+    assert saved(tmp_path).race.winner == "independent"

@@ -12,12 +12,13 @@
 remembers.
 """
 
-from archsearch.pipeline.climb.budget import affordable_prompts, confirm_seconds, make_plan, plan_text, work
+from archsearch.pipeline.climb.budget import COMPARISON_COST, affordable_prompts, confirm_seconds, make_plan, plan_text, work
 from archsearch.pipeline.climb.climb import Climb, start_climb, write_texts
 from archsearch.pipeline.climb.families import HeadRungs
 from archsearch.pipeline.climb.tables import measured_row, summary, trial_rows
 
 __all__ = [
+    "COMPARISON_COST",
     "Climb",
     "HeadRungs",
     "affordable_prompts",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import ShortTraining
+from archsearch.engine_facts import engine_facts
+from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time
@@ -22,6 +24,7 @@ from archsearch.search.rungs import Plan, Round
 EXACT_TOKENS: Final = 4 * 32 * 2  # what the exactness check in float32 generates
 FLOAT32_COST: Final = 2.0  # of a target step, beside the run's dtype
 TYPICAL_SPEEDUP: Final = 1.5  # of the half of a confirmation that runs with a draft
+COMPARISON_COST: Final = 2.0  # a head and a draft beside the target alone, in confirmations of one draft
 FIRST_GUESS_SPEED: Final = 2000.0  # training tokens/s before anything was trained
 
 
@@ -81,7 +84,14 @@ def make_plan(session: SearchSession, file: StateFile) -> Plan:
     tokens = confirming_tokens(session)
     prompts = min(request.confirm_prompts, len(tokens))
     per_prompt, fixed = confirm_seconds(session, float(np.mean(tokens)))
-    plan = rungs.divide(request.time_budget_s, file.elapsed_s(), per_prompt, fixed, prompts, max(1, request.confirm))
+
+    def divided(confirmed: float) -> Plan:
+        return rungs.divide(request.time_budget_s, file.elapsed_s(), per_prompt, fixed, prompts, confirmed)
+
+    plan = divided(max(1, request.confirm))
+    if set(request.families) & set(HEAD_FAMILIES) & set(engine_facts(request.engine).confirms):
+        beside = divided(max(1, request.confirm) + COMPARISON_COST)
+        plan = plan if beside.stay else replace(beside, compares=True)
     file.state.plan = plan
     file.save()
     return plan
@@ -95,6 +105,7 @@ def plan_text(plan: Plan) -> str:
         f"plan for {human_time(plan.budget_s)}: the target writes text {human_time(plan.text_s)}, the prior scores all shapes, "
         f"short trainings of those that could win {human_time(plan.rung_s)}, full training of the best "
         f"{human_time(plan.finalist_s)}, confirmation on {plan.confirm_prompts} prompts {human_time(plan.confirm_s)}"
+        + (", the best head beside the best draft included" if plan.compares else "")
     )
 
 
@@ -123,8 +134,9 @@ def confirming_tokens(session: SearchSession) -> list[int]:
     return [len(item.token_ids) for item in trainer.texts.encode(trainer.prompts.confirming)]
 
 
-def affordable_prompts(session: SearchSession, file: StateFile, plan: Plan, drafts: int) -> int:
-    """Prompts to confirm each of `drafts` on in the time that is left; never more than planned twice over, never below 4."""
+def affordable_prompts(session: SearchSession, file: StateFile, plan: Plan, drafts: float) -> int:
+    """Prompts to confirm each of `drafts` on in the time that is left; never more than planned twice over, never below 4. The
+    best head beside the best draft is COMPARISON_COST of them."""
     per_prompt, fixed = confirm_seconds(session, float(np.mean(confirming_tokens(session))))
     left = (1.0 - rungs.MARGIN_SHARE / 2) * plan.budget_s - file.elapsed_s()
     fitting = (left / drafts - fixed) / per_prompt if per_prompt > 0 else session.request.confirm_prompts

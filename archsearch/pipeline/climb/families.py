@@ -9,7 +9,7 @@ are of them. Everything decided is in rungs.json before it is done, and heads ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -35,18 +35,25 @@ INDEPENDENT: Final = "independent"
 HEAD_RUNG: Final = 0.25  # of the time of the drafts' rounds: a head's short training
 LEAST_SHORT_S: Final = 10.0  # below that a head has seen nothing
 LEAST_HEAD_S: Final = 20.0
+LEAST_JUDGED: Final = 40_000
+"""Tokens that a head must have seen before it may be dropped: its learning rate rises for 20,000. An EAGLE-3 head that had seen
+6,700 was to accept 4 % of its tokens; another accepted 63 % after 110,000 (benchmarks/results/2026-11-22-heads)."""
 FORESEEN_STD: Final = 0.15  # of logit(alpha), besides that of the curve: heads' curves were measured on one text only
 
 
 @dataclass(frozen=True)
 class HeadRungs:
-    """The heads of a climb. `families`: asked for; `gamma`: what they are trained for; `train`: to so many seconds in all, going
-    on where the head stands; `score`: by what was measured of it at the taus given (None: its own)."""
+    """The heads of a climb. `gammas`: of each family that was asked for, the draft tokens a round that it is trained for;
+    `train`: to so many seconds in all, going on where the head stands; `score`: by what was measured of it at the taus given
+    (None: its own)."""
 
-    families: tuple[HeadFamily, ...]
-    gamma: int
+    gammas: Mapping[HeadFamily, int]
     train: Callable[[HeadPlan, float], TrainedHead]
     score: Callable[[TrainedHead, dict[int, Estimate] | None], Score]
+
+    @property
+    def families(self) -> tuple[HeadFamily, ...]:
+        return tuple(self.gammas)
 
     @property
     def rung_divisor(self) -> float:
@@ -54,7 +61,7 @@ class HeadRungs:
         return 1.0 + HEAD_RUNG * len(self.families)
 
     def plan(self, family: HeadFamily) -> HeadPlan:
-        return HeadPlan.usual(family, self.gamma)
+        return HeadPlan.usual(family, self.gammas[family])
 
 
 def short_trainings(climb: Climb) -> None:
@@ -121,11 +128,13 @@ def _drop(climb: Climb) -> None:
     logs = {name: (math.log(score.value), score.std / score.value) for name, score in places.items()}
     for entry in kept:
         others = [place for name, place in logs.items() if name != entry.family]
-        if rungs.beaten(*logs[entry.family], others):
+        few = entry.tokens < LEAST_JUDGED
+        if rungs.beaten(*logs[entry.family], others) and not few:
             best = max(places, key=lambda name: places[name].value)
             entry.state = "pruned"
             entry.why = f"cannot win: {entry.foreseen.value:.2f}x foreseen, {best} {places[best].value:.2f}x"
         words = entry.why or f"{entry.foreseen.value:.2f} ± {entry.foreseen.std:.2f}x foreseen"
+        words = "too few to judge it by" if few else words
         say(f"rung 1, {entry.family}: {entry.tokens} tokens in {human_time(entry.seconds)}; {words}")
     climb.file.save()
 

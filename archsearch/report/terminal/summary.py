@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
+from archsearch.report.families import with_heads
 from archsearch.report.headline import headline, with_text
 from archsearch.report.learning import learning_lines
 from archsearch.report.phrases import millions, shell_path
@@ -19,6 +20,7 @@ def summary_text(run: Run) -> str:
     reading = read_run(run)
     found = reading.candidates
     head = with_text(headline(run, found), reading.text)
+    head = with_heads(head, run, reading.families, reading.compared)
     lines = [head.title, *(f"  {line}" for text in head.lines for line in wrap(text, 96))]
     lines += [f"  {line}" for problem in reading.problems for line in wrap(f"WARNING: {problem}", 96)]
     lines.append("")

@@ -1,0 +1,155 @@
+"""Drafters of several families: what was foretold of each, what it cost to train, and what an engine measured beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from archsearch.drafters.models import Independent
+from archsearch.drafters.registry import family as family_class
+from archsearch.engine_facts import ENGINES, engine_title
+from archsearch.estimate import Estimate
+from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.progress import human_time
+from archsearch.report.charts import SERIES, Chart, Figures, Series, bounds
+from archsearch.report.headline import Headline
+from archsearch.report.phrases import shell_path
+from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.runs.families import EngineComparison, FamilyRow
+from archsearch.runs.run import Run
+
+INDEPENDENT: Final = Independent.family
+_FOUND: Final = ("family", "best", "training", "gamma", "tokens a round, held-out", "speed-up, predicted")
+_COMPARED: Final = ("drafter", "gamma", "tokens a round, predicted", "measured", "speed-up, predicted", "measured", "tokens/s",
+                    "round, ms", "same text")  # fmt: skip
+
+
+def section_families(rows: Sequence[FamilyRow], compared: Sequence[EngineComparison], figures: Figures) -> str:
+    """The best of each family and, engine by engine, drafters side by side; "" where there is neither."""
+    parts = [_found(rows)] if len(rows) > 1 else []
+    parts += [_compared(item, figures) for item in compared if item.rows]
+    return "\n".join(["<h2>Families of drafters</h2>", *parts]) if parts else ""
+
+
+def with_heads(head: Headline, run: Run, rows: Sequence[FamilyRow], compared: Sequence[EngineComparison]) -> Headline:
+    """The headline with the best head of a run that trained any: how it stands beside the draft, and, where it leads, its
+    commands before the draft's."""
+    best = next((row for row in rows if row.family in HEAD_FAMILIES), None)
+    draft = next((row for row in rows if row.family == INDEPENDENT), None)
+    if best is None or draft is None:
+        return head
+    words = f"The best head: {title_of(best.family)}, {_gain(best.speedup)} predicted with gamma {best.gamma}"
+    words += f", the best draft {_gain(draft.speedup)}."
+    measured = [words for item in compared if (words := _measured_words(item, best.family))]
+    lines = [*head.lines, " ".join([words, *measured])]
+    if best.speedup.value <= draft.speedup.value:
+        return replace(head, lines=lines)
+    path, family = shell_path(run.path), f"--family {best.family}"
+    steps = [] if measured else [_beside(run, path, best.family)]
+    steps += [
+        (f"Write the {title_of(best.family)} as a folder that engines load",
+         f"archsearch export {path} {family} --output head-{best.family}"),
+        ("Train it further; more of its tokens may be right", f"archsearch train {path} {family} --budget 30m"),
+    ]  # fmt: skip
+    return replace(head, lines=lines, next=[*steps, *head.next])
+
+
+def _gain(speedup: Estimate) -> str:
+    return f"{speedup.value:.2f}x ± {speedup.std:.2f}"
+
+
+def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
+    """Both in the run's engine, where archsearch starts it with such a head, else in vLLM."""
+    engine = str(run.arguments.get("engine") or "")
+    named = engine if engine in ENGINES and family in ENGINES[engine].confirms else "vllm"
+    command = f"archsearch confirm {path} --engine {named} --family {family} --family {INDEPENDENT}"
+    return "A head stands above the draft on held-out text; run both in an engine", command
+
+
+def _measured_words(item: EngineComparison, family: str) -> str:
+    """What an engine measured of a head and of the draft beside it; "" where one of them did not run."""
+    found = {row.family: row for row in item.rows}
+    if family not in found or INDEPENDENT not in found:
+        return ""
+    one, other = found[family], found[INDEPENDENT]
+    return (
+        f"In {engine_title(item.engine)} {_gain(one.speedup)} (gamma {one.gamma}) beside {_gain(other.speedup)} "
+        f"(gamma {other.gamma}), {item.prompts} prompts."
+    )
+
+
+def title_of(name: str) -> str:
+    """A family in words."""
+    return family_class(name).title
+
+
+def _found(rows: Sequence[FamilyRow]) -> str:
+    cells = [
+        [
+            text_cell(title_of(row.family), f"rank {row.rank}" if row.rank else ""), text_cell(row.label, row.note),
+            _training(row), str(row.gamma), value_cell(row.tau), value_cell(row.speedup, 2, unit="x"),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    words = f"Acceptance measured on {rows[0].measured_on}, time predicted, by predicted speed-up."
+    states = " States: reading the target's states of the text, once for all heads that read the same layers."
+    return html_table(_FOUND, cells, 0) + html_note(words + (states if any(row.states_s >= 1.0 for row in rows) else ""))
+
+
+def _training(row: FamilyRow) -> Cell:
+    if not row.seconds:
+        return Cell("none")
+    return Cell(human_time(row.seconds), f"states {human_time(row.states_s)}" if row.states_s >= 1.0 else "")
+
+
+def _compared(item: EngineComparison, figures: Figures) -> str:
+    engine = engine_title(item.engine)
+    cells = [
+        [
+            text_cell(title_of(row.family), row.warning), str(row.gamma), value_cell(row.foretold_tau), value_cell(row.tau),
+            value_cell(row.foretold, 2, unit="x"), value_cell(row.speedup, 2, unit="x"), f"{row.tokens_per_s:.1f}",
+            f"{1e3 * row.round_s:.1f}", "-" if row.identical is None else f"{row.identical[0]} of {row.identical[1]}",
+        ]
+        for row in item.rows
+    ]  # fmt: skip
+    alone = "" if item.alone is None else f" Alone {item.alone:.1f} tokens/s."
+    note = f"{item.prompts} prompts in {engine}, {item.dtype}, each with every drafter in turn.{alone} {order_words(item)}"
+    parts = [f"<h3>Side by side in {engine}</h3>", html_table(_COMPARED, cells), html_note(note.strip())]
+    return "\n".join([*parts, figures.add(_chart(item, engine))])
+
+
+def order_words(item: EngineComparison) -> str:
+    """Whether they came out in the order foretold."""
+    if item.swapped is None:
+        return ""
+    if not item.swapped:
+        return "They came out in the order foretold."
+    pairs = (
+        f"{title_of(one)} and {title_of(other)} came out the other way round than foretold, "
+        f"{'inside' if inside else 'outside'} their error bars."
+        for one, other, inside in item.swapped
+    )
+    return " ".join(pairs)
+
+
+def _chart(item: EngineComparison, engine: str) -> Chart | None:
+    """A pair of bars a drafter: foretold and measured."""
+    told = [row for row in item.rows if row.foretold is not None]
+    if not told:
+        return None
+    names = tuple(title_of(row.family) for row in told)
+    series = (
+        _bars("predicted", names, [row.foretold for row in told if row.foretold is not None], SERIES[4]),
+        _bars(f"measured in {engine}", names, [row.speedup for row in told], SERIES[0]),
+    )
+    return Chart(
+        f"families-{item.engine}", f"Families side by side in {engine}",
+        "Speed-up over the target alone, foretold from profile and held-out text, and measured; bars are one standard deviation.",
+        "drafter", "speed-up", series, y_from_zero=True, level=1.0,
+    )  # fmt: skip
+
+
+def _bars(name: str, names: tuple[str, ...], found: Sequence[Estimate], colour: str) -> Series:
+    low, high = bounds(found)
+    return Series(name, names, tuple(each.value for each in found), "bar", colour, low, high)
