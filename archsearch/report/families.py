@@ -85,7 +85,7 @@ def title_of(name: str) -> str:
 
 
 def _found(rows: Sequence[FamilyRow]) -> str:
-    cells = [
+    cells: list[list[Cell | str]] = [
         [
             text_cell(title_of(row.family), f"rank {row.rank}" if row.rank else ""), text_cell(row.label, row.note),
             _training(row), str(row.gamma), value_cell(row.tau), value_cell(row.speedup, 2, unit="x"),
@@ -105,7 +105,7 @@ def _training(row: FamilyRow) -> Cell:
 
 def _compared(item: EngineComparison, figures: Figures) -> str:
     engine = engine_title(item.engine)
-    cells = [
+    cells: list[list[Cell | str]] = [
         [
             text_cell(title_of(row.family), row.warning), str(row.gamma), value_cell(row.foretold_tau), value_cell(row.tau),
             value_cell(row.foretold, 2, unit="x"), value_cell(row.speedup, 2, unit="x"), f"{row.tokens_per_s:.1f}",

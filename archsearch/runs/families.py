@@ -85,10 +85,15 @@ class EngineComparison:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         order = data.get("order")
-        swapped = None if order is None else tuple((*map(str, item["pair"]), bool(item["inside"])) for item in order["swapped"])
+        swapped = None if order is None else tuple(_swap(item) for item in order["swapped"])
         rows = tuple(ComparedRow.from_dict(row) for row in data["rows"] if "tau" in row)  # one that never proposed has none
         alone = optional_number(data.get("baseline_tokens_per_s"))
         return cls(str(data["engine"]), str(data["dtype"]), int(data["prompts"]), alone, rows, swapped)
+
+
+def _swap(data: Mapping[str, Any]) -> tuple[str, str, bool]:
+    one, other = data["pair"]
+    return str(one), str(other), bool(data["inside"])
 
 
 def write_families(run: Path, rows: Sequence[Mapping[str, Any]]) -> None:

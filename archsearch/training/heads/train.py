@@ -40,6 +40,10 @@ from archsearch.training.settings import DistillConfig, DistillResult
 SINGLE_SHARE: Final = 0.25  # of the run, at its beginning: an EAGLE-3 head learns single tokens
 STEP_WEIGHT: Final = 0.8  # of each further token of a chain (SafeAILab/EAGLE, traineagle3; Medusa's 0.8^j)
 
+LOOK_SHARE: Final = 0.25
+"""Of the seconds given, what looks at held-out text may take: gamma passes along all of it, and the best weights kept on disk.
+Ten took 120 of an EAGLE-3 head's 156 seconds on a crowded CPU, which left nine steps (benchmarks/results/2026-11-22-heads)."""
+
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -147,6 +151,11 @@ class HeadRun(_Run):
                     losses.append(STEP_WEIGHT**step * distill_loss(logits, teacher[places], greedy[places], self.config))
                     weights.append(STEP_WEIGHT**step)
         return torch.stack(losses).sum() / sum(weights)
+
+    def _due(self) -> bool:
+        """As for a draft; where seconds are given, looks wait until steps have had their part of them."""
+        looked = self.seconds - self.step_seconds
+        return super()._due() and (self.config.budget_s is None or looked <= LOOK_SHARE * self.seconds)
 
     def _steps(self) -> int:
         if not isinstance(self.draft, Eagle3Head) or self.draft.parallel or self.unrolled:

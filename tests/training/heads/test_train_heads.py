@@ -13,7 +13,7 @@ from archsearch.training.distill import split_heldout
 from archsearch.training.heads.chains import chain_matches, count_chains
 from archsearch.training.heads.eagle3 import Rows
 from archsearch.training.heads.medusa import initialise_medusa
-from archsearch.training.heads.train import head_config, train_head
+from archsearch.training.heads.train import HeadRun, head_config, train_head
 from tests.doubles.tiny_heads import VOCAB, make_auxiliary, make_deep_target, make_eagle3, write_texts
 
 EVERY = tuple(range(VOCAB))
@@ -121,6 +121,19 @@ def test_single_tokens_come_first_and_chains_follow(world, monkeypatch) -> None:
     steps.clear()
     train_head(make_eagle3(target, mask=0), [cache], 3, short(evaluations=0, max_steps=4), auxiliary=auxiliary)
     assert steps == [3] * 4, "a head that reads nothing of its own learns whole rounds from the start"
+
+
+def test_looks_leave_a_slow_machine_time_to_train() -> None:
+    """Where seconds are given, a look waits while those so far, and what they keep on disk, took more than their part."""
+    run = HeadRun.__new__(HeadRun)
+    run.alphas, run.annealing, run.tokens, run.step, run.evaluated_at = [], False, 0, 20, 0.0
+    run.config, run.seconds = short(max_steps=None, budget_s=100.0), 60.0
+    run.step_seconds = 50.0
+    assert run._due()
+    run.step_seconds = 20.0
+    assert not run._due()
+    run.config = short()  # by steps alone: nothing depends on the clock
+    assert run._due()
 
 
 def test_what_cannot_be_trained_is_said_in_one_line(world, tmp_path: Path) -> None:
