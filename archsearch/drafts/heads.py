@@ -128,7 +128,7 @@ class HeadTrainer:
         caches, choosing = trainer.texts.all_training(), trainer.texts.choosing()
         start = time.monotonic()
         auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family != "medusa" else None
-        auxiliary_s = time.monotonic() - start
+        auxiliary_s = time.monotonic() - start + _states_before(folder)
         vocabulary = stored_vocabulary(folder, plan.head_rows(caches[0].vocab_size), caches, trainer.tokenizer)
         head = self._initial(plan, vocabulary.token_ids, auxiliary, seed)
         with ProgressLine(f"train {plan.family}") as line:
@@ -212,6 +212,11 @@ class HeadTrainer:
         with torch.inference_mode():
             mean = torch.stack(head(hidden)).mean((0, 1))
         save_medusa(head, folder, self.facts(), mean)
+
+
+def _states_before(folder: Path) -> float:
+    """Seconds that the states took before, of a head that goes on."""
+    return float(read_json(folder / RECORD, "the head's training record")["auxiliary_s"]) if (folder / RECORD).exists() else 0.0
 
 
 def head_folder(run: Path, family: HeadFamily) -> Path:

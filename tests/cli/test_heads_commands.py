@@ -69,6 +69,7 @@ def test_a_head_is_trained_measured_and_goes_on(with_heads: Path, family: str) -
     again = json.loads((folder / "training.json").read_text())
     # On from the first run's steps (at its very seconds), not anew; how many more a second holds is the machine's.
     assert again["seconds"] > record["seconds"] and again["loss_curve"][0] == record["loss_curve"][0]
+    assert again["auxiliary_s"] >= record["auxiliary_s"], "states that were made for it before were not free"
 
 
 def test_what_cannot_be_trained_is_refused_in_one_line(with_heads: Path) -> None:
