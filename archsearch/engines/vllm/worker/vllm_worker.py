@@ -19,7 +19,7 @@ from counting import Counters, Request, disagreement
 from cpu_build import expands_rightly, mend_cpu_build
 from installed_vllm import check_loads, checked_version
 from loop import Failed, UserError, claim_stdout, serve
-from made_up import keep_own_head
+from made_up import join_context_weights, keep_own_head
 from model_config import cache_gib, end_tokens, has_positions, read_config, read_json, text_config
 from pass_clock import PassClock
 from synthetic import CHANCES
@@ -71,6 +71,7 @@ class Worker:
             raise UserError(f"device is {ask['device']}, but vLLM {version} of {sys.executable} is built for {has}")
         shimmed = on_cpu and mend_cpu_build(ask)
         keep_own_head(ask)
+        join_context_weights(ask)
         positions = [int(text_config(config)["max_position_embeddings"]) for config in configs if has_positions(config)]
         longest = min([length, *positions])
         self.room = longest - (self.gamma + 2 if drafts else 0)
