@@ -64,6 +64,14 @@ def goals(_context: click.Context, _parameter: click.Parameter, value: str | Non
     metavar="K",
     help="Train drafts and run the best K in the engine (default with --time-budget: 1).",
 )
+@click.option(
+    "--confirm-prompts",
+    default=24,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Prompts that each is run on; with --time-budget fewer, down to 8, where its minutes hold no more.",
+)
 @click.option("--no-confirm", is_flag=True, help="Rank only (the default).")
 @click.option(
     "--finalists",

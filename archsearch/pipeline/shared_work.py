@@ -88,8 +88,6 @@ class SharedWork:
         import optuna
 
         self.mirror = mirror
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         digest = hashlib.sha256(created.encode()).hexdigest()[:8]
         with storage_errors(storage):
             self.study = optuna.create_study(

@@ -278,12 +278,14 @@ class ClimbState:
         return next((entry for entry in self.rounds if entry.round == number), None)
 
     def with_budget(self, budget_s: float) -> ClimbState:
-        """Another budget: a new plan. What was written and trained is used again."""
-        if budget_s == self.budget_s:
+        """Another budget, or a plan that trained nothing: a new plan. What was written and trained is used again."""
+        stayed = self.plan is not None and self.plan.stay != ""
+        if budget_s == self.budget_s and not stayed:
             return self
+        begun = bool(self.steps or self.rounds or self.heads)  # else nothing of the time spent came to anything
         return ClimbState(
             budget_s,
-            self.elapsed_s,
+            self.elapsed_s if begun or not stayed else 0.0,
             rounds=self.rounds,
             rungs=self.rungs,
             steps=self.steps,

@@ -31,6 +31,7 @@ FINALIST_SHARE: Final = 0.40
 CONFIRM_SHARE: Final = 0.15
 MOST_CONFIRM_SHARE: Final = 0.30
 LEAST_PROMPTS: Final = 8
+SLOW: Final = 1.3  # slower than its profile by more, a machine is told to be
 # Kept back for what nobody plans: loading, measuring acceptance, the report.
 MARGIN_SHARE: Final = 0.03
 
@@ -64,23 +65,34 @@ class Plan:
         return asdict(self)
 
 
-def divide(budget_s: float, spent_s: float, prompt_s: float, fixed_s: float, prompts: int, confirmed: float = 1) -> Plan:
+def divide(
+    budget_s: float, spent_s: float, prompt_s: float, fixed_s: float, prompts: int, confirmed: float = 1, slowdown: float = 1.0
+) -> Plan:
     """The plan of a budget. `spent_s`: gone before it was made; `prompt_s`: seconds to confirm a draft on one prompt; `fixed_s`:
-    per confirmed draft, whatever the number of prompts; `prompts`: wanted; `confirmed`: drafts to confirm."""
+    per confirmed draft, whatever the number of prompts; `prompts`: wanted; `confirmed`: drafts to confirm; `slowdown`: of the
+    machine now against its profile, which `prompt_s` and `fixed_s` hold already: a reason to name."""
     least = min(LEAST_PROMPTS, prompts)
 
     def confirm_s(count: int) -> float:
         return confirmed * (count * prompt_s + fixed_s)
 
     if confirm_s(least) > MOST_CONFIRM_SHARE * budget_s or spent_s > 0.5 * budget_s:
-        reason = (
-            f"confirming one draft on {least} prompts takes about {confirm_s(least):.0f} s here, more than "
-            f"{MOST_CONFIRM_SHARE:.0%} of the {budget_s:.0f} s given"
-        )
+        needed = max(confirm_s(least) / MOST_CONFIRM_SHARE, 2.5 * spent_s)
+        advice = f"give at least {math.ceil(needed / 60)}m to train anything"
         if spent_s > 0.5 * budget_s:
             reason = f"half of the {budget_s:.0f} s was gone before anything could be trained"
-        needed = max(confirm_s(least) / MOST_CONFIRM_SHARE, 2.5 * spent_s)
-        return Plan(budget_s, 0.0, 0.0, 0.0, 0.0, 0, f"{reason}; give at least {math.ceil(needed / 60)}m to train anything")
+        else:
+            drafts = "one draft" if confirmed == 1 else f"{confirmed:g} drafts"
+            reason = (
+                f"confirming {drafts} on {least} prompts takes about {confirm_s(least):.0f} s here, more than "
+                f"{MOST_CONFIRM_SHARE:.0%} of the {budget_s:.0f} s given"
+            )
+            fewer = next((n for n in range(least - 1, 0, -1) if confirm_s(n) <= MOST_CONFIRM_SHARE * budget_s), 0)
+            advice += f", or --confirm-prompts {fewer}" if fewer else ""
+        if slowdown >= SLOW:
+            reason += f" (this machine is {slowdown:.1f} times slower now than when it was profiled)"
+            advice += "; where others use it, the same command goes on when they are done"
+        return Plan(budget_s, 0.0, 0.0, 0.0, 0.0, 0, f"{reason}; {advice}")
     fitting = (CONFIRM_SHARE * budget_s / confirmed - fixed_s) / prompt_s if prompt_s > 0 else prompts
     count = max(least, min(prompts, int(fitting)))
     text_s = TEXT_SHARE * budget_s

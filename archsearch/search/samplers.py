@@ -48,7 +48,9 @@ def _cmaes(seed: int) -> BaseSampler:
     try:
         import cmaes  # noqa: F401
     except ImportError:
-        raise ArchsearchError("--sampler cmaes needs the Python package cmaes; install it (pip install cmaes)") from None
+        raise ArchsearchError(
+            "--sampler cmaes needs the Python package cmaes; install it (pip install 'archsearch[cmaes]')"
+        ) from None
     return CmaEsSampler(seed=seed, n_startup_trials=START, warn_independent_sampling=False)
 
 

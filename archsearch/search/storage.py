@@ -113,6 +113,9 @@ def _reason(error: Exception) -> str | None:
 def open_storage(where: str | Path) -> BaseStorage:
     """An Optuna storage: of a URL (`sqlite:///x.db`, `postgresql+psycopg2://...`), `grpc://host:port` of Optuna's proxy, anything
     else the path of a journal file. Raises ArchsearchError where it cannot be used, in one line."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # what it does with its studies is not this command's output
     text = str(where)
     if text.startswith(GRPC):
         return _grpc(text)

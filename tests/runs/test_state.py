@@ -57,6 +57,17 @@ def test_another_budget_plans_anew_over_what_was_trained(tmp_path: Path, old: di
     assert state.rounds == same.state.rounds and state.rungs == same.state.rungs and state.elapsed_s == old["elapsed_s"]
 
 
+def test_a_plan_that_trained_nothing_is_made_again(tmp_path: Path, old: dict) -> None:
+    """The machine was busy then: what was trained before stays, and without any the time spent counts no more."""
+    path = tmp_path / "rungs.json"
+    stayed = old | {"plan": old["plan"] | {"stay": "busy"}}
+    path.write_text(json.dumps(stayed), encoding="utf-8")
+    state = StateFile(path, old["budget_s"], 0.0, clock=lambda: 0.0).state
+    assert state.plan is None and len(state.rounds) == len(old["rounds"]) > 0 and state.elapsed_s == old["elapsed_s"]
+    path.write_text(json.dumps(stayed | {"rounds": [], "steps": {}, "finalists": None}), encoding="utf-8")
+    assert StateFile(path, old["budget_s"], 0.0, clock=lambda: 0.0).elapsed_s() == 0.0
+
+
 @pytest.mark.parametrize("change", [{"format": 99}, {"rounds": [{"round": 1}]}, {"rungs": 3}])
 def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path, old: dict, change: dict) -> None:
     path = tmp_path / "rungs.json"

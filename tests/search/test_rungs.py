@@ -32,6 +32,12 @@ def test_a_plan_uses_the_budget_and_no_more(budget_s):
 
 def test_few_prompts_are_all_confirmed_and_a_start_that_took_too_long_is_said():
     assert rungs.divide(600.0, 1.0, 1.0, 0.0, prompts=3).confirm_prompts == 3
+    few = rungs.divide(200.0, 5.0, prompt_s=7.0, fixed_s=20.0, prompts=24)
+    assert few.stay.endswith("or --confirm-prompts 5") and "slower" not in few.stay  # 5 * 7 + 20 = 55 s of 60
+    assert not rungs.divide(200.0, 5.0, prompt_s=7.0, fixed_s=20.0, prompts=5).stay
+    busy = rungs.divide(300.0, 5.0, prompt_s=21.0, fixed_s=60.0, prompts=24, slowdown=3.0)
+    assert "3.0 times slower now than when it was profiled" in busy.stay and "goes on when they are done" in busy.stay
+    assert "--confirm-prompts 1" in busy.stay  # 21 + 60 s of 90
     assert "half of the 60 s was gone" in rungs.divide(60.0, 40.0, 0.1, 0.0, prompts=8).stay
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,6 +27,8 @@ FLOAT32_COST: Final = 2.0  # of a target step, beside the run's dtype
 TYPICAL_SPEEDUP: Final = 1.5  # of the half of a confirmation that runs with a draft
 COMPARISON_COST: Final = 2.0  # a head and a draft beside the target alone, in confirmations of one draft
 FIRST_GUESS_SPEED: Final = 2000.0  # training tokens/s before anything was trained
+LOOKS: Final = 3  # at the speed of a machine that seems busy
+BETWEEN_LOOKS_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,11 @@ def make_plan(session: SearchSession, file: StateFile) -> Plan:
     request = session.request
     tokens = confirming_tokens(session)
     prompts = min(request.confirm_prompts, len(tokens))
-    per_prompt, fixed = confirm_seconds(session, float(np.mean(tokens)))
+    slowdown = _pace(session)
+    per_prompt, fixed = confirm_seconds(session, float(np.mean(tokens)), slowdown)
 
     def divided(confirmed: float) -> Plan:
-        return rungs.divide(request.time_budget_s, file.elapsed_s(), per_prompt, fixed, prompts, confirmed)
+        return rungs.divide(request.time_budget_s, file.elapsed_s(), per_prompt, fixed, prompts, confirmed, slowdown)
 
     plan = divided(max(1, request.confirm))
     if set(request.families) & set(HEAD_FAMILIES) & set(engine_facts(request.engine).confirms):
@@ -95,6 +99,18 @@ def make_plan(session: SearchSession, file: StateFile) -> Plan:
     file.state.plan = plan
     file.save()
     return plan
+
+
+def _pace(session: SearchSession) -> float:
+    """How much slower the machine is than its profile. Where it is busy, the least of a few looks: one of a second that a neighbour
+    took would refuse the whole budget, and what a confirmation may take is asked again before it begins."""
+    found = machine_slowdown(session.source) or 1.0
+    for _ in range(LOOKS - 1):
+        if found < rungs.SLOW:
+            break
+        time.sleep(BETWEEN_LOOKS_S)
+        found = min(found, machine_slowdown(session.source) or 1.0)
+    return found
 
 
 def plan_text(plan: Plan) -> str:
