@@ -508,7 +508,10 @@ def profiles_of(device_key: str) -> list[Path]:
 
 
 def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Path:
-    """The profile of a device: the same software stack where there is one, else the one with most rows."""
+    """The profile of a device: the same software stack where there is one, else the one with most rows.
+
+    Raises MissingDataError with the command that makes one.
+    """
     found = profiles_of(device_key)
     if not found:
         gpu = "cpu" if device_key.startswith("cpu-") else device_key

@@ -133,7 +133,8 @@ def drifting_positions(alpha: float, drift: float, gamma: int) -> list[float]:
 
 
 def tau_from_matched(distribution: Sequence[float]) -> float:
-    """tau from a log: `distribution[i]` is the chance (or count) that a round gave i + 1 tokens, i = 0..gamma."""
+    """tau from a log: `distribution[i]` is the chance (or count) that a round gave i + 1 tokens, i = 0..gamma. Raises
+    ValueError for negative shares, or none."""
     total = math.fsum(distribution)
     if not distribution or total <= 0 or min(distribution) < 0:
         raise ValueError(f"the distribution of matched tokens must be non-negative and not all zero, got {list(distribution)}")

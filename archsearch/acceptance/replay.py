@@ -90,7 +90,7 @@ def replay_tau(trace: Trace, gamma: int, *, limit: int | None = None, resamples:
     """tau and acceptance by position for `gamma` draft tokens a round, greedy or sampled as the trace is.
 
     `limit`: the engine's max_new_tokens, which only matters for texts that ended close before it. Raises ArchsearchError when no
-    text is long enough for a whole round.
+    text is long enough for a whole round, ValueError for a negative gamma.
     """
     if gamma < 0:
         raise ValueError(f"gamma must be at least 0, got {gamma}")
@@ -99,10 +99,11 @@ def replay_tau(trace: Trace, gamma: int, *, limit: int | None = None, resamples:
 
 
 def replay_chains(chains: Sequence[np.ndarray], gamma: int, ended: Sequence[bool] = (), *, seed: int = 0) -> Replay:
-    """The same for a drafter whose proposals depend on where a round begins. `chains`: one array [tokens, at least gamma] a text,
+    """`replay_tau` for a drafter whose proposals depend on where a round begins. `chains`: one array [tokens, at least gamma] a text,
     as `expected_rounds` takes them; `ended`: which texts end by themselves.
 
-    The first token of an answer comes out of the prefill: give the chains from the second token on.
+    The first token of an answer comes out of the prefill: give the chains from the second token on. Raises ValueError for
+    chains shorter than gamma.
     """
     if any(rows.shape[1] < gamma for rows in chains):
         raise ValueError(f"the chains are {min(rows.shape[1] for rows in chains)} tokens long, gamma is {gamma}")

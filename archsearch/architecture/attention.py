@@ -16,6 +16,7 @@ def layer_windows(window_pattern: str, sliding_window: int | None, num_layers: i
     """The window of each layer (tokens), None for full attention.
 
     `window_pattern` is made of L (full) and S (sliding) and is tiled over the layers: "SSSL" with 8 layers gives SSSLSSSL.
+    Raises InvalidShapeError for other letters, and for an S without `sliding_window`.
     """
     if not window_pattern or set(window_pattern) - {"L", "S"}:
         raise InvalidShapeError(f"window_pattern must be made of L and S, got {window_pattern!r}")

@@ -20,7 +20,10 @@ EXPERT_FORMATS: Final = ("mxfp4",)
 
 
 def text_config(config: Config) -> Config:
-    """The part of `config` that describes the language model, with the quantisation that stands beside it."""
+    """The part of `config` that describes the language model, with the quantisation that stands beside it.
+
+    Raises InvalidShapeError where a model with more than language lacks text_config.
+    """
     kind = config.get("model_type")
     inner = config.get("text_config")
     if kind not in TEXT_OF:

@@ -244,7 +244,8 @@ def check_family(facts: EngineFacts, draft: ModelSource | None) -> str:
 
 
 def round_statistics(round_lengths: Sequence[int], gamma: int) -> tuple[int, ...]:
-    """`accepted_by_position` [gamma] out of the lengths (accepted + 1) of whole rounds."""
+    """`accepted_by_position` [gamma] out of the lengths (accepted + 1) of whole rounds. Raises ValueError for a length
+    that no round of `gamma` has."""
     if any(not 1 <= length <= gamma + 1 for length in round_lengths):
         raise ValueError(f"a round of gamma {gamma} writes 1 to {gamma + 1} tokens, got {sorted(set(round_lengths))}")
     return tuple(sum(length - 1 > position for length in round_lengths) for position in range(gamma))

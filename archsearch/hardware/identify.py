@@ -332,7 +332,7 @@ def gpu_state(gpu: VisibleGpu) -> GpuState:
     """What `gpu` is doing now, from NVML. What the driver does not tell is None (or empty).
 
     Processes of this one are left out. Inside a container NVML may number processes as the host does: ask before CUDA is started
-    here, and every process listed is another one.
+    here, and every process listed is another one. Raises MissingDataError where NVML is not there.
     """
     nvml, problem = _nvml()
     if nvml is None:

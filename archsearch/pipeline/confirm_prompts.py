@@ -105,7 +105,8 @@ def confirm_rank(
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write confirmed.json.
 
     The prediction beside it is the score's: latency from the profile, tau from the trace on held-out text; and once more with the
-    tau that the engine counted, which leaves only the latency's error.
+    tau that the engine counted, which leaves only the latency's error. Returns what confirmed.json holds (times in seconds).
+    Raises MissingDataError for a rank without weights.
     """
     run, choice = session.run, choice or EngineChoice()
     name = choice.name or session.request.engine

@@ -57,12 +57,16 @@ def announce(session: SearchSession, storage: str, mirror: Mirror | None = None)
         "coverage": None if coverage is None else [list(point) for point in coverage.points],
         "profile": None if profile is None else str(profile.resolve()),
         "studies": studies_of(session),
+        "created": session.run.info["created"],
+        "home": f"{session.run.path.resolve()} {session.run.info['created']}",
         **_work_of(session, mirror),
     }
     with storage_errors(storage):
         study = optuna.create_study(storage=open_storage(storage), study_name=ANNOUNCED.format(name=name), load_if_exists=True)
         before = study.user_attrs.get("studies")
-        if before is not None and before != told["studies"] and not set(before) & set(told["studies"]):
+        # The same run may ask on with another question: it ranked before it had text, and now trains.
+        mine = study.user_attrs.get("home") == told["home"]
+        if before is not None and not mine and not set(before) & set(told["studies"]):
             raise ArchsearchError(
                 f"the storage holds another search called {name} (another space, target, workload or profile); choose another "
                 "--run or --storage"
@@ -80,7 +84,6 @@ def _work_of(session: SearchSession, mirror: Mirror | None) -> dict[str, Any]:
     files = {"prompts": request.prompts, "heldout": request.heldout, "text": request.text}
     return {
         "folder": str(session.run.path.resolve()),
-        "created": session.run.info["created"],
         "files": {name: None if path is None else str(path.resolve()) for name, path in files.items()},
         "share": None if mirror is None else mirror.url,
         "shared_files": {} if mirror is None else {name: mirror.take_in(path, name) for name, path in files.items()},

@@ -177,7 +177,7 @@ def prepare_graph(
     """`point` as serving engines run it. `model_cache` keeps the last whole model.
 
     A warm op runs on one set of operands, a cold one on copies that together hold `cold_bytes`. A warm pass is replayed in a row,
-    a cold one after `flush` has emptied the L2.
+    a cold one after `flush` has emptied the L2. Raises ValueError for a model that graph mode has no layers for.
     """
     if point.op is not None:
         calls = kernels.graph_calls(point.op, pool, cold_bytes if point.cache == "cold" else 1, fused)

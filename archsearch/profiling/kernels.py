@@ -35,7 +35,7 @@ def eager_call(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
 
 
 def not_measured(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
-    """Kernels whose rows are imported: archsearch does not time them itself."""
+    """Kernels whose rows are imported: raises MissingDataError, for archsearch does not time them itself."""
     raise MissingDataError(
         f"archsearch does not time kernels of kind {op.kind!r}; import them with archsearch profile --gpu G --from aiconfigurator"
     )
@@ -87,7 +87,8 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
 
 
 def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int = 1) -> Run:
-    """The chains of small kernels between GEMMs, on `elements` numbers that the cache holds."""
+    """The chains of small kernels between GEMMs, on `elements` numbers that the cache holds. Raises ValueError for an op
+    without one."""
     dtype = pool.flat.dtype
     x = torch.randn(1, 1, op.elements).to(pool.flat)
     y = torch.randn(1, 1, op.elements).to(pool.flat)

@@ -11,8 +11,8 @@ from archsearch.runs.run import Run
 
 # What `search` takes unless told otherwise: not repeated.
 DEFAULTS: Final[dict[str, Any]] = {
-    "trials": 300, "alpha": "prior", "answer_tokens": 96, "confirm": 0, "finalists": 3, "confirm_prompts": 24, "seed": 0, "top": 5,
-    "max_gamma": 16, "batch_size": 1, "context": 256, "temperature": 0.0,
+    "trials": 300, "alpha": "prior", "answer_tokens": 96, "confirm": 0, "finalists": 3, "confirm_prompts": 24,
+    "seed": 0, "top": 5, "max_gamma": 16, "batch_size": 1, "context": 256, "temperature": 0.0,
 }  # fmt: skip
 # Arguments whose options have another name; None: those that are none, or follow from the rest.
 OPTIONS: Final[dict[str, str | None]] = {

@@ -98,7 +98,7 @@ class Run:
         """best/<rank>/ of a ranked score; the folder.
 
         Where another shape held this rank before, its folder is renamed to best/replaced-<n>: weights and measurements of one
-        shape must neither be lost nor pass for another's.
+        shape must neither be lost nor pass for another's. Raises ValueError for a score without a rank.
         """
         if score.rank is None:
             raise ValueError("the score has no rank")
@@ -115,7 +115,7 @@ class Run:
         return folder
 
     def write_confirmed(self, rank: int, confirmed: Mapping[str, Any]) -> Path:
-        """confirmed.json of a rank. Fields beyond CONFIRMED_FIELDS are kept; a missing one is a bug."""
+        """confirmed.json of a rank. Fields beyond CONFIRMED_FIELDS are kept; ValueError for a missing one."""
         missing = [name for name in CONFIRMED_FIELDS if name not in confirmed]
         if missing:
             raise ValueError(f"confirmed.json lacks {', '.join(missing)}")

@@ -104,7 +104,8 @@ class TextCache:
 
     @classmethod
     def load(cls, folder: Path | str) -> TextCache:
-        """Read a finished or partly finished cache."""
+        """Read a finished or partly finished cache. Raises ArchsearchError for one of another version, MissingDataError for an
+        empty one."""
         from safetensors.torch import load_file
 
         folder = Path(folder)

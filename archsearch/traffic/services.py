@@ -91,7 +91,7 @@ def times_over_batches(
     *,
     sizes: Sequence[int] | None = None,
 ) -> RoundTimes:
-    """Rounds of `workload`'s context at batch sizes up to `largest`, or at `sizes`."""
+    """Seconds of rounds at each of `gammas`, in `workload`'s context, at batch sizes up to `largest` or at `sizes`."""
     at = tuple(sizes) if sizes is not None else batch_ladder(largest)
     return round_times(latency, target, draft, [replace(workload, batch_size=size) for size in at], at, gammas)
 

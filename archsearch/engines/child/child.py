@@ -102,7 +102,11 @@ class Child:
         return list(self._lines)
 
     def ask(self, request: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
-        """Send `request`, return what is under "ok" in the answer."""
+        """Send `request`, return what is under "ok" in the answer.
+
+        Raises ArchsearchError for what the user can mend, RunFailed where the engine fails, ends, runs out of memory or does not
+        answer within `timeout_s` seconds (None: the child's own limit).
+        """
         limit = timeout_s or self.timeout_s
         try:
             self._stdin.write(json.dumps(dict(request)) + "\n")

@@ -61,7 +61,7 @@ class Log:
 
 
 def run_logged(command: list[str], log: Log, what: str, on_line: Callable[[str], None] | None = None) -> None:
-    """Run `command`, every line of its output into `log` and to `on_line`; RunFailed with the last useful line when it fails."""
+    """Run `command`, every line of its output into `log` and to `on_line`. Raises RunFailed with the last useful line."""
     log.file.write(f"$ {' '.join(command)}\n")
     last: deque[str] = deque(maxlen=40)
     with process_group(command, log.lock, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean_environment()) as process:

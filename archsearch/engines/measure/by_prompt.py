@@ -277,7 +277,10 @@ def summarise(
     greedy: bool = True,
     seed: int = 0,
 ) -> Confirmation:
-    """Counts and times of the same prompts, alone and assisted, as one Confirmation. `engine`: a started one, for tied logits."""
+    """Counts and times of the same prompts, alone and assisted, as one Confirmation. `engine`: a started one, for tied logits.
+
+    Raises RunFailed where no whole round was seen, or every answer ended in its first.
+    """
     if not sum(result.rounds for result in assisted):
         raise RunFailed(
             f"no whole round of gamma {gamma} was seen; allow more new tokens than {gamma + 1} or use a smaller gamma"

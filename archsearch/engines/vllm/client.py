@@ -73,7 +73,7 @@ class Server:
             self._hung_up = False
 
     def ask(self, method: str, path: str, data: dict[str, Any] | None = None, timeout_s: float = QUESTION_S) -> tuple[int, str]:
-        """(status, body) of one short request."""
+        """(status, body) of one short request. Raises Lost where the server does not answer within `timeout_s` seconds."""
         body = None if data is None else json.dumps(data)
         connection = self._connect(timeout_s)
         connected = connection.sock

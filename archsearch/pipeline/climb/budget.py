@@ -102,8 +102,8 @@ def make_plan(session: SearchSession, file: StateFile) -> Plan:
 
 
 def _pace(session: SearchSession) -> float:
-    """How much slower the machine is than its profile. Where it is busy, the least of a few looks: one of a second that a neighbour
-    took would refuse the whole budget, and what a confirmation may take is asked again before it begins."""
+    """How much slower the machine is than its profile. Where it is busy, the least of a few looks: one at a second that a
+    neighbour took would refuse the whole budget, and what a confirmation may take is asked again before it begins."""
     found = machine_slowdown(session.source) or 1.0
     for _ in range(LOOKS - 1):
         if found < rungs.SLOW:
