@@ -99,8 +99,8 @@ def replay_tau(trace: Trace, gamma: int, *, limit: int | None = None, resamples:
 
 
 def replay_chains(chains: Sequence[np.ndarray], gamma: int, ended: Sequence[bool] = (), *, seed: int = 0) -> Replay:
-    """`replay_tau` for a drafter whose proposals depend on where a round begins. `chains`: one array [tokens, at least gamma] a text,
-    as `expected_rounds` takes them; `ended`: which texts end by themselves.
+    """`replay_tau` for a drafter whose proposals depend on where a round begins. `chains`: one array [tokens, at least gamma] a
+    text, as `expected_rounds` takes them; `ended`: which texts end by themselves.
 
     The first token of an answer comes out of the prefill: give the chains from the second token on. Raises ValueError for
     chains shorter than gamma.

@@ -19,6 +19,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.latency import acceptance_for, choose_latency
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
+from archsearch.progress import human_time
 from archsearch.report.mixes import full_words
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import WRONG_SHAPE
@@ -229,6 +230,9 @@ class _Opened:
         values["acceptance"] = arguments.get("alpha")
         values["workload"] = full_words(json.loads(arguments["workload"])) if arguments.get("workload") else None
         values |= {name: arguments.get(name) for name in ("families", "space", "trials")}
+        if arguments.get("confirm"):  # else nothing was trained: neither counts
+            values["time budget"] = human_time(float(arguments["time_budget_s"]))
+            values |= {name: _file_words(arguments.get(name)) for name in ("prompts", "text")}
         return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
@@ -245,7 +249,8 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
         for item, path in zip(opened, paths, strict=True):
             item.name = str(path)
     told = [item.conditions() for item in opened]
-    conditions = {name: tuple(each.get(name, "") for each in told) for name in told[0]}
+    every = dict.fromkeys(name for each in told for name in each)
+    conditions = {name: tuple(each.get(name, "") for each in told) for name in every}
     pairs = tuple(_pair(opened[0], other, conditions, number) for number, other in enumerate(opened[1:], start=1))
     notes = tuple(f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why)
     winners = tuple(Winner.of(item.score, item.measured()) for item in opened)
@@ -308,6 +313,11 @@ def _scorer(session: SearchSession, request: SearchRequest, asked: WorkloadReque
         return MixScorer(scorer, request.mix, source.device)
     reach = asked.context_len + request.answer_tokens
     return scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
+
+
+def _file_words(path: str | None) -> str | None:
+    """A file's name with its folder's: enough to tell two apart, short enough for a table."""
+    return None if path is None else "/".join(Path(path).parts[-2:])
 
 
 def _percent(lead: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from archsearch.report.charts import SERIES, Chart, Figures, Series
 from archsearch.report.tables import html_note, html_table, text_cell
-from archsearch.report.terminal.compare import LEAD, WINNER, differing_rows, lead_rows, winner_rows
+from archsearch.report.terminal.compare import LEAD, NOTHING_DIFFERS, WINNER, differing_rows, lead_rows, winner_rows
 from archsearch.runs.fields import number
 
 _TERMS: Final = {"tau": "tokens a round", "draft_s": "drafting", "verify_s": "verification", "overhead_s": "what the engine adds"}
@@ -26,7 +26,9 @@ def checked_comparison(data: Any) -> dict[str, Any]:
 
 def compare_section(data: Mapping[str, Any], figures: Figures | None = None) -> str:
     """`<section>` of what `Comparison.to_dict` says; every name in it is escaped. `figures`: of the page it stands in."""
-    parts = ["<section id='compare'><h2>Runs side by side</h2>", _table(["", *data["runs"]], differing_rows(data))]
+    differing = differing_rows(data)
+    parts = ["<section id='compare'><h2>Runs side by side</h2>"]
+    parts.append(_table(["", *data["runs"]], differing) if differing else f"<p>{NOTHING_DIFFERS}</p>")
     parts += ["<h3>Winners</h3>", _table(WINNER, winner_rows(data))]
     parts += [html_note(f"{note}.") for note in data["notes"]]
     for place, pair in enumerate(data["pairs"], start=1):

@@ -53,15 +53,15 @@ def test_a_worker_joins_and_answers_are_the_same(tmp_path: Path) -> None:
     found = pipeline.search(request(tmp_path / "a", storage=storage, workers=1))
     assert found["best"] == alone["best"]
     assert join(storage, "a", score_spaces)["scored_here"] == 0
-    before = announced(storage, "a")["studies"]  # by shape alone; with text the same run asks on, and is no other search
-    session.scorer = session.scorer.with_coverage(VocabularyCoverage(((8192, 0.9), (128256, 1.0))))
-    assert announce(session, storage) == "a" and announced(storage, "a")["studies"] != before
     with pytest.raises(ArchsearchError, match="another search called a"):
         announce(SearchSession.start(request(tmp_path / "b" / "a", storage=storage, workers=1, alpha="0.5")), storage)
     with pytest.raises(ArchsearchError, match=r"no search called c is announced in .*\(there: a\)"):
         announced(storage, "c")
     assert "is the name of a run folder, not a path" in refused("worker", "--storage", storage, "--run", "../a")
     assert last_json(call("worker", "--storage", storage, "--run", "a", "--json"))["scored_here"] == 0
+    before = announced(storage, "a")["studies"]  # by shape alone; with text the same run asks on, and is no other search
+    session.scorer = session.scorer.with_coverage(VocabularyCoverage(((8192, 0.9), (128256, 1.0))))
+    assert announce(session, storage) == "a" and announced(storage, "a")["studies"] != before
 
 
 def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:

@@ -63,6 +63,10 @@ def test_the_same_winner_another_target_and_what_is_no_run(runs: dict[str, Path]
     assert found.pairs[0].same and found.pairs[0].words().startswith("again has the same winner")
     assert found.pairs[1].why == "they draft for different targets"
     assert compare_text(found.to_dict()).count("\n") > 8
+    same = compare_runs([runs["one"], runs["again"]]).to_dict()
+    text = compare_text(same)
+    assert "Nothing that was asked differs." in text and "What differs" not in text and " -," not in text
+    assert "Nothing that was asked differs." in compare_section(same)
     with pytest.raises(ArchsearchError, match="two runs or more"):
         compare_runs([runs["one"]])
     with pytest.raises(ArchsearchError, match="does not exist"):

@@ -14,8 +14,10 @@ from archsearch.report.terminal.summary import wrap
 def compare_text(data: Mapping[str, Any]) -> str:
     """Conditions that differ, the winners, and each pair by term and by condition, from `Comparison.to_dict`."""
     same = [name for name in data["conditions"] if name not in data["differing"]]
-    lines = ["What differs:", table(differing_rows(data), ["", *data["runs"]]), ""]
-    lines += wrap("The same in all: " + ", ".join(f"{name} {data['conditions'][name][0] or '-'}" for name in same) + ".", 100)
+    differing = differing_rows(data)
+    lines = ["What differs:", table(differing, ["", *data["runs"]]), ""] if differing else [NOTHING_DIFFERS, ""]
+    told = [f"{name} {data['conditions'][name][0]}" for name in same if data["conditions"][name][0]]
+    lines += wrap(f"The same in all: {', '.join(told)}.", 100) if told else []
     lines += ["", "Winners:", table(winner_rows(data), WINNER), ""]
     lines += [line for note in data["notes"] for line in wrap(f"Note: {note}.", 100)]
     for pair in data["pairs"]:
@@ -25,6 +27,7 @@ def compare_text(data: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
+NOTHING_DIFFERS = "Nothing that was asked differs."
 WINNER = ("run", "draft", "params", "gamma", "alpha", "tau", "draft ms", "verify ms", "plain ms", "predicted", "measured")
 LEAD = ("conditions", "first's", "second's", "lead", "tokens", "drafting", "verifying", "engine")
 
