@@ -117,7 +117,8 @@ def _unmet(requirements: list[str]) -> Iterator[tuple[Requirement, str | None]]:
 def _device() -> Iterator[Finding]:
     cpu = identify_cpu()
     half = "" if cpu.native_bf16 else "; no bfloat16 of its own, which makes float32 the faster dtype on most targets"
-    yield Finding("device", "ok", f"{cpu.key}: {cpu.name}, {cpu.threads} threads, {cpu.memory_bytes / 2**30:.1f} GiB{half}")
+    threads = "1 thread" if cpu.threads == 1 else f"{cpu.threads} threads"
+    yield Finding("device", "ok", f"{cpu.key}: {cpu.name}, {threads}, {cpu.memory_bytes / 2**30:.1f} GiB{half}")
     gpus = visible_gpus()
     if not gpus:
         yield Finding("device", "note", f"no GPU: {gpu_problem()}; searches for one (--gpu h100) need none here")

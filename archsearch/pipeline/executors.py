@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final, Literal, Protocol
 
 from archsearch.errors import ArchsearchError
+from archsearch.progress import say
 
 ExecutorName = Literal["local", "ray"]
 Script = Literal["slurm", "kubernetes"]
@@ -83,6 +84,8 @@ class RayTasks:
                 raise ArchsearchError(
                     f"no Ray cluster answers ({said}); start one (ray start --head) or set RAY_ADDRESS"
                 ) from error
+        if gpus and not ray.cluster_resources().get("GPU"):
+            say("the Ray cluster has no GPU: workers of a search that trains for one wait until it has")
         self._tasks: list[Any] = []
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -256,7 +256,7 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
         raise ArchsearchError(f"--workers {request.workers} is more than {MOST_WORKERS} on one machine; start them on several")
     storage = request.storage or str(session.run.storage_file)
     storage = storage if "://" in storage else str(Path(storage).resolve())  # workers may begin in another folder
-    gpu = session.source.device.kind != "cpu"
+    gpu = session.source.device.kind != "cpu" and request.confirm > 0  # scoring needs none
     executor = make_executor(request.executor, gpu)  # what is wrong with it is said before anything is announced
     mirror = _mirror_of(session)
     name = announce(session, storage, mirror)

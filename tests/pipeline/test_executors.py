@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+from archsearch import pipeline
 from archsearch.errors import ArchsearchError
+from archsearch.pipeline import workers
 from archsearch.pipeline.executors import LocalProcesses, RayTasks, make_executor, script_of
+from archsearch.pipeline.session import SearchSession
+from archsearch.workload import WorkloadRequest
 from tests.cli.commands import call, refused
 
 WORKER = ("worker", "--storage", "postgresql+psycopg2://me@db/as", "--run", "my run")
@@ -46,6 +52,9 @@ class MadeUpRay(ModuleType):
 
         return Task()
 
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
     def wait(self, tasks: list[int], **_: Any) -> tuple[list[int], list[int]]:
         return tasks[:1], tasks[1:]
 
@@ -56,12 +65,12 @@ class MadeUpRay(ModuleType):
         return [self.asked[task][0](*self.asked[task][1]) for task in tasks]
 
 
-def test_ray_places_workers_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_places_workers_and_ends_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ray = MadeUpRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     executor = make_executor("ray", gpu=True)
-    assert isinstance(executor, RayTasks)
+    assert isinstance(executor, RayTasks) and "the Ray cluster has no GPU" in capsys.readouterr().err
     for _ in range(2):
         executor.start(["no-such-command"], {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "GPU-1"})
     _, (command, environment), wanted = ray.asked[0]
@@ -70,6 +79,20 @@ def test_ray_places_workers_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> No
     (words,) = executor.stop()  # the first had given up
     assert "no-such-command" in words and ray.cancelled == [1]
     assert executor.stop() == []
+
+
+@pytest.mark.parametrize(("confirm", "wanted"), [(0, False), (1, True)])
+def test_only_trainings_want_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confirm: int, wanted: bool) -> None:
+    """A cluster without one would never place workers that only score."""
+    asked: list[bool] = []
+    monkeypatch.setattr(workers, "make_executor", lambda name, gpu: asked.append(gpu) or LocalProcesses())
+    work = WorkloadRequest("l4", engine="vllm", mode="graph")
+    session = SearchSession.start(
+        pipeline.SearchRequest("llama-3.2-1b", work, alpha="0.7", families=("independent",), run=tmp_path / "a", workers=1)
+    )
+    session.request = replace(session.request, confirm=confirm)
+    with workers.workers_beside(session):
+        assert asked == [wanted]
 
 
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
