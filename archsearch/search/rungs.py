@@ -62,7 +62,8 @@ class Plan:
     compares: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        return data if self.compares else {name: value for name, value in data.items() if name != "compares"}
 
 
 def divide(
