@@ -26,12 +26,13 @@ from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.climb.budget import FIRST_GUESS_SPEED, confirm_seconds
 from archsearch.pipeline.confirm_load import LoadRequest
-from archsearch.pipeline.session import SearchSession
+from archsearch.pipeline.session import WORKLOAD_FILE, SearchSession
 from archsearch.report.phrases import shell_path
 from archsearch.search import rungs
 from archsearch.search.next_measurement import Belief, Outlook, best_pair
 from archsearch.search.objective import Score
 from archsearch.training.curves import MEASURED, growth
+from archsearch.workload import MEMORY_FRACTION
 
 Kind = Literal["acceptance", "training", "synthetic", "profile"]
 
@@ -323,9 +324,13 @@ def search_command(session: SearchSession) -> str:
     request, asked = session.request, session.request.asked
     words = ["archsearch search", f"--target {shlex.quote(request.target)}"]
     usual_domain = "chat" if request.prompts is None else "narrow"
+    mixed = request.mix is not None  # whose parts say batch and context
+    load = session.run.path / WORKLOAD_FILE if mixed else None
     flags: tuple[tuple[str, Any, Any], ...] = (
-        ("--gpu", asked.gpu, None), ("--profile", asked.profile, None), ("--batch-size", asked.batch_size, 1),
-        ("--context", asked.context_len, 256), ("--temperature", asked.temperature, 0.0),
+        ("--gpu", asked.gpu, None), ("--profile", asked.profile, None), ("--workload", load, None),
+        ("--batch-size", None if mixed else asked.batch_size, 1), ("--context", None if mixed else asked.context_len, 256),
+        ("--temperature", asked.temperature, 0.0), ("--draft-tensor-parallel", asked.draft_tensor_parallel, None),
+        ("--memory-fraction", asked.memory_fraction, MEMORY_FRACTION), ("--routing-skew", asked.routing_skew, None),
         ("--tensor-parallel", asked.tensor_parallel, None), ("--dtype", asked.dtype, None), ("--mode", asked.mode, None),
         ("--engine", asked.engine, None), ("--engine-version", asked.engine_version, None),
         ("--domain", request.domain, usual_domain),

@@ -16,7 +16,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import EngineFacts, engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import ensure_writable_dir, read_json
+from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
@@ -39,6 +39,7 @@ from archsearch.traffic.mix_scorer import MixScorer, held_alone
 from archsearch.workload import Workload, WorkloadRequest
 
 PRIOR_FILE = "prior.json"
+WORKLOAD_FILE = "workload.json"  # the mix, as --workload takes it (JSON is YAML)
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,8 @@ class SearchSession:
         else:
             ensure_writable_dir(request.run or Path("runs"))
             run = create_run(Path("runs"), arguments, device=source.device.to_dict(), path=request.run, **described)
+            if mix is not None:
+                write_json(run.path / WORKLOAD_FILE, mix.to_dict())
         asked_text = AskedText(load_sketch(run.path), request.domain) if reopened else _asked_text(request, run)
         acceptance, prior_words = acceptance_for(
             request.alpha, request.target, asked=asked_text, temperature=request.temperature, state=run.path / PRIOR_FILE

@@ -39,7 +39,7 @@ def read_yaml(path: Path, what: str = "search space") -> Any:
         said = " ".join(str(getattr(error, "problem", None) or error).split())
         raise ArchsearchError(f"{path}:{line} is not YAML: {said}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(f"cannot read {what} {path}: {error}") from error
+        raise ArchsearchError(f"cannot read {what} {path}: {getattr(error, 'strerror', None) or error}") from error
     except (RecursionError, ValueError) as error:  # nested thousands deep; a date or number that is none
         raise ArchsearchError(f"{path} is not YAML that can be read: {type(error).__name__}") from None
     if size > MOST_BYTES:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from archsearch.traffic.mix import read_mix
 from tests.cli.commands import ESTIMATE, call, last_json, refused
 
 MIX = {
@@ -53,6 +54,11 @@ def test_a_search_over_a_mix_and_what_comes_after(files: Path) -> None:
     assert found["mix"]["objective"] == "throughput" and [part["weight"] for part in found["mix"]["parts"]] == [0.7, 0.3]
     gains = [score["mix"]["value"] / score["mix"]["plain"] for score in found["best"]]
     assert gains == sorted(gains, reverse=True) and len(gains) == 4
+    again = [step["command"] for step in found["next"] if step["command"].startswith("archsearch search")]
+    assert all("--workload runs/m/workload.json" in line and "--batch-size" not in line for line in again)
+    assert read_mix(Path("runs/m/workload.json")) == read_mix(Path("mix.yaml")), (
+        "what is to be asked again is kept beside the run"
+    )
     text = call(*SEARCH, "--trials", "4").stdout  # goes on with what it holds
     assert "2 kinds of requests, best by throughput" in text and "Rank 1: throughput over the mix" in text
     assert "16 in flight" in text and "over the mix of work" in text
