@@ -32,6 +32,7 @@ from archsearch.traffic.lengths import Lengths, mean_context
 from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, Objective
 
 MOST_IN_FLIGHT: Final = 1_000_000_000
+HEAVIEST: Final = 1e100  # of weights that add up to a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +171,10 @@ def _part(data: Any, what: str) -> LoadPart:
         if name not in data:
             raise ArchsearchError(f"{what}: {name} is missing")
     weight, hit = _number(data, "weight", 1.0, what), _number(data, "prefix_cache_hit", 0.0, what)
-    if weight < 0 or not 0 <= hit <= 1:
+    if not 0 <= weight <= HEAVIEST or not 0 <= hit <= 1:
         raise ArchsearchError(
-            f"{what}: weight must not be negative and prefix_cache_hit lie between 0 and 1, got {weight:g}, {hit:g}"
+            f"{what}: weight must not be negative (or above {HEAVIEST:g}) and prefix_cache_hit lie between 0 and 1, got "
+            f"{weight:g}, {hit:g}"
         )
     flight, rate = data.get("concurrency"), data.get("requests_per_second")
     if (flight is None) == (rate is None):

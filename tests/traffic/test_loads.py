@@ -111,6 +111,7 @@ def test_traces_that_are_none(tmp_path: Path, text: str, words: str) -> None:
         ({}, "list of parts"),
         ({"parts": [{**PART, "weight": 0}]}, "add up to 0"),
         ({"parts": [{**PART, "weight": -1}]}, "not be negative"),
+        ({"parts": [{**PART, "weight": 1e308}, {**PART, "weight": 1e308}]}, "not be negative"),
         ({"parts": [{**PART, "requests_per_second": 1}]}, "either concurrency or"),
         ({"parts": [{**PART, "concurrency": 0}]}, "at least 1"),
         ({"parts": [{**PART, "concurrency": 10**400}]}, "at most 1,000,000,000"),
