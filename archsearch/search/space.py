@@ -157,7 +157,7 @@ class SearchSpace:
             for key, values in self.choices
         )
         fixed = {"states": states, "min_n": shortest_ngram}
-        extras = tuple((key, values if fixed.get(key) is None else (fixed[key],)) for key, values in self.extras)
+        extras = tuple((key, values if (only := fixed.get(key)) is None else (only,)) for key, values in self.extras)
         return replace(self, choices=choices, extras=extras)
 
     def shape(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:
