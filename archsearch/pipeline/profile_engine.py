@@ -258,7 +258,7 @@ def drafted_cases(target: Architecture, facts: EngineFacts, base: Path) -> list[
         write_json(folder / "config.json", drafter_config(drafter, target))
         spread = gammas if len(gammas) > 1 else gammas * len(DRAFTED_BATCHES)
         cases.append(DraftedCase(drafter, folder, dict(zip(DRAFTED_BATCHES, spread, strict=True))))
-    if "ngram" in facts.confirms:
+    if "ngram" in facts.confirms and not facts.in_process:  # an engine in this process runs the kernels that the profile times
         lookup = family("ngram").usual(target)
         cases += [DraftedCase(lookup, Ngram(), dict(zip(DRAFTED_BATCHES, gammas, strict=True))) for gammas in DRAFTED_GAMMAS]
     return cases
