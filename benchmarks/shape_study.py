@@ -47,7 +47,7 @@ TERMS: Final = (
     "size", "depth", "single_layer", "narrow", "overwide", "grouped", "single_kv_head", "cut_by_window", "window",
 )  # fmt: skip
 SHAPE_COLUMNS: Final = (*STUDY_SHAPE, "window_pattern", "sliding_window")
-DOMAIN_OF: Final = {"maths": "narrow", "plain": "completion"}  # a kind of text, in the prior's words
+DOMAIN_OF: Final = {"maths": "narrow", "plain": "completion", "manuals": "completion"}  # a kind of text, in the prior's words
 DRAWN = (64_000, 128_000)  # tokens
 FOLDS = 5
 NOISE = 0.04  # logit: one look of one seed; assumed until a second seed says more
