@@ -27,7 +27,7 @@ test: install
 	$(PYTEST)
 
 test-slow: install
-	$(PYTEST) -m "slow and not gpu"
+	$(BIN)/python -m pytest -q -m "slow and not gpu"  # one at a time: some measure the machine
 
 # Installs vLLM and OpenVINO (5 GB, once, in archsearch's cache) and runs the tests in them; they are skipped elsewhere.
 test-engines: install
