@@ -16,12 +16,11 @@ _PRIOR: Final = "archsearch.acceptance.prior:PriorAcceptance"
 @dataclass(frozen=True, slots=True)
 class AlphaChoice:
     """`estimator`: "module:class", made without arguments: what a search begins with, fitted to what earlier runs measured.
-    `trains`: a search then trains drafts to know more. `search_only`: means nothing to other commands."""
+    `trains`: a search then trains drafts to know more; commands that train nothing refuse it."""
 
     estimator: str
     words: str
     trains: bool = False
-    search_only: bool = False
 
     def make(self) -> AcceptanceEstimator:
         module, _, name = self.estimator.partition(":")
@@ -31,7 +30,7 @@ class AlphaChoice:
 CHOICES: Final[dict[str, AlphaChoice]] = {
     "prior": AlphaChoice(_PRIOR, "expected from published drafts of like shape"),
     "distilled": AlphaChoice(_PRIOR, "short trainings of the shapes that could win", trains=True),
-    "supernet": AlphaChoice(_PRIOR, "one draft with shared weights for all shapes first", trains=True, search_only=True),
+    "supernet": AlphaChoice(_PRIOR, "one draft with shared weights for all shapes first", trains=True),
 }
 
 

@@ -38,8 +38,8 @@ def alpha_choice(context: click.Context, _parameter: click.Parameter, value: str
     from archsearch.acceptance.registry import CHOICES
 
     if value in CHOICES:
-        if CHOICES[value].search_only and context.info_name != "search":
-            raise click.BadParameter(f"{value} is for search only; use prior or a number between 0 and 1")
+        if CHOICES[value].trains and context.info_name != "search":
+            raise click.BadParameter(f"{value} trains drafts, which only search does; use prior or a number between 0 and 1")
         return value
     try:
         if 0.0 <= float(value) <= 1.0:
@@ -218,7 +218,8 @@ def common(function: Callable[..., Any], several_engines: bool = False) -> Calla
             show_default=True,
             callback=alpha_choice,
             metavar="A",
-            help="Acceptance: prior, distilled (trains), supernet (trains one draft for all shapes first), or a number.",
+            help="Acceptance: prior, or a number; search also takes distilled (trains) and supernet (trains one draft for all "
+            "shapes first).",
         ),
         click.option(
             "--domain",

@@ -67,7 +67,7 @@ def test_estimate_asks_about_a_draft_that_nobody_knows(world: Path) -> None:
     assert "nobody says" not in call(*arguments, "--training", "other").stdout
 
 
-@pytest.mark.parametrize("alpha", ["often", "1.5", "-0.1", "nan", "supernet"])
+@pytest.mark.parametrize("alpha", ["often", "1.5", "-0.1", "nan", "supernet", "distilled"])
 def test_an_alpha_that_is_none(alpha: str) -> None:
     assert "--alpha" in refused(*ESTIMATE, "--alpha", alpha)
 
