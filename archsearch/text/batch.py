@@ -126,6 +126,7 @@ class _Batch:
         self.alive: list[Row] = []  # one per row of the blocks
         self.tail: torch.Tensor | None = None  # [alive, hidden]: the states that predict each row's next token
         self.written = self.done = 0
+        self.read_below = writer.writing.limits.rows  # live rows: while there are more, no further prompts are read
 
     def run(self) -> bool:
         if not self.waiting:
@@ -166,6 +167,8 @@ class _Batch:
         if not self.waiting:
             return False
         live = sum(not row.ended for row in self.alive)
+        if live > self.read_below:
+            return False
         idle = self.writer.writing.limits.rows - live
         if live and idle < min(len(self.waiting), max(1.0, IDLE_SHARE * live)):
             return False
@@ -199,7 +202,11 @@ class _Batch:
             longest = max(len(row.tokens) for row in group)
             blocks.append(Block([len(row.tokens) for row in group], longest, self._capacity(group[-1])))
         read = self._read(groups, blocks)
-        self.waiting = [row for row in new if row not in read] + self.waiting
+        left = [row for row in new if row not in read]
+        self.waiting = left + self.waiting
+        # A read that its share of the time cut short is not begun again at once, or all time would go into reading.
+        live = len(read) + sum(not row.ended for row in self.alive)
+        self.read_below = live // 2 if left else self.writer.writing.limits.rows
         for group, block in zip(groups, blocks, strict=True):
             slots = [slot for slot, row in enumerate(group) if row in read]
             if 0 < len(slots) < len(group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from archsearch.errors import ArchsearchError
-from archsearch.text.batch import READS, BatchWriter, common_prefix
+from archsearch.text.batch import READS, WRITES, BatchWriter, common_prefix
 from archsearch.text.blocks import Passes, takes_blocks
 from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt, prompt_limit
@@ -104,6 +105,22 @@ def test_a_sliding_window_is_kept_in_reading_and_in_writing() -> None:
         torch.testing.assert_close(sequence.hidden, hidden, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+def test_sixteen_bits_are_attended_right_in_either_form(
+    target: LlamaForCausalLM, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr("archsearch.text.blocks._grouped_is_quicker", lambda *kind: asked.append(kind) or grouped)
+    halves = copy.deepcopy(target).to(torch.bfloat16)
+    sequences, _ = BatchWriter(halves, halves.lm_head.weight.detach(), (), Writing(20)).write(make_prompts([5, 40, 12]), quiet)
+    assert set(asked) == {(torch.bfloat16, 4, 2, 8)}
+    for sequence in sequences:
+        with torch.no_grad():
+            hidden = halves.model(sequence.token_ids[None]).last_hidden_state[0, sequence.prompt_tokens - 1 : -1]
+        error = (sequence.hidden.float() - hidden.float()).norm() / hidden.float().norm()
+        assert error < 0.05
+
+
 def test_attention_of_another_kind_is_found_out_and_left_to_the_target(target: LlamaForCausalLM) -> None:
     torch.manual_seed(5)
     other = LlamaForCausalLM(target.config).eval()
@@ -188,6 +205,29 @@ def test_a_deadline_in_the_middle_of_prefill_ends_it_with_what_is_there(
         make_prompts([5, 8, 1700]), report, deadline=60.0
     )
     assert not finished and [len(s.token_ids) < 40 for s in sequences] == [True, True] and clock[0] <= 62
+
+
+def test_reading_that_was_cut_short_is_not_begun_again_before_answers_are_written(
+    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its third of the time it took a third of the rest, token by token, until nothing was left to write in."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    kinds: list[str] = []
+
+    def report(what: str, done: int, written: int) -> None:
+        clock[0] += 1.0
+        kinds.append(what)
+
+    prompts = make_prompts([100 + i for i in range(40)])
+    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110), tokens=30).write(prompts, report, deadline=30.0)
+    assert not finished
+    assert kinds.count(READS) <= 13 and min(len(s.written) for s in sequences if 1 not in s.written) > 5
+    # Answers that ended make room for more reading again.
+    clock[0] = 0.0
+    kinds.clear()
+    writer_of(target, BatchLimits(prefill_tokens=110), tokens=4).write(prompts, report, deadline=30.0)
+    assert kinds.index(READS, kinds.index(WRITES)) > kinds.index(WRITES) + 2
 
 
 def test_a_deadline_that_is_past_still_leaves_the_first_answers_begun(target: LlamaForCausalLM) -> None:
