@@ -41,7 +41,7 @@ def with_heads(head: Headline, run: Run, rows: Sequence[FamilyRow], compared: Se
         return head
     words = f"The best head: {title_of(best.family)}, {_gain(best.speedup)} predicted with gamma {best.gamma}"
     words += f", the best draft {_gain(draft.speedup)}."
-    measured = [words for item in compared if (words := _measured_words(item, best.family))]
+    measured = list(filter(None, (_measured_words(item, best.family) for item in compared)))
     lines = [*head.lines, " ".join([words, *measured])]
     if best.speedup.value <= draft.speedup.value:
         return replace(head, lines=lines)

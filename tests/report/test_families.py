@@ -1,0 +1,45 @@
+"""What the headline says of a run's best head beside its draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from archsearch.estimate import Estimate
+from archsearch.report.families import with_heads
+from archsearch.report.headline import Headline
+from archsearch.runs.families import ComparedRow, EngineComparison, FamilyRow
+from archsearch.runs.run import Run
+
+
+def row(family: str, speedup: float) -> FamilyRow:
+    gain = Estimate(speedup, 0.1, "modelled")
+    return FamilyRow(family, f"a {family}", 1, 3, Estimate(2.0, 0.1, "measured"), gain, "9 held-out tokens", 60.0, 0.0, "")
+
+
+def ran(family: str, speedup: float) -> ComparedRow:
+    gain, tau = Estimate(speedup, 0.2, "measured"), Estimate(2.0, 0.1, "measured")
+    return ComparedRow(family, 3, tau, gain, 50.0, 0.04, None, None, None, "")
+
+
+@pytest.mark.parametrize("head", [1.5, 2.5])
+def test_the_best_head_is_named_once_and_what_engines_measured_follows(head: float) -> None:
+    run = cast(Run, SimpleNamespace(path=Path("runs/a"), arguments={"engine": "vllm"}))
+    before = Headline("Speculation pays.", ["Draft: rank 1."], [("Train", "archsearch train runs/a --rank 1")], None)
+    rows = [row("independent", 2.0), row("eagle3", head)]
+    engines = [
+        EngineComparison("vllm", "bfloat16", 8, 30.0, (ran("eagle3", 1.63), ran("independent", 1.92)), None),
+        EngineComparison("openvino", "float32", 5, 9.0, (ran("medusa", 1.2),), None),
+    ]
+    found = with_heads(before, run, rows, cast(Any, engines))
+    (line,) = found.lines[1:]
+    assert line.count("The best head: EAGLE-3") == 1 and f"{head:.2f}x ± 0.10 predicted" in line and "draft 2.00x" in line
+    assert line.count("In vLLM 1.63x ± 0.20 (gamma 3) beside 1.92x ± 0.20 (gamma 3), 8 prompts.") == 1 and "OpenVINO" not in line
+    # A head that leads comes first in what to do next; that both ran already is not asked for again.
+    commands = [command for _, command in found.next]
+    assert (len(commands) > 1) == (head > 2) and not any("confirm" in command for command in commands)
+    alone = with_heads(before, run, rows, [])
+    assert any("confirm" in command for _, command in alone.next) == (head > 2)
