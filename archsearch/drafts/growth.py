@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 SourceName = Literal["answers", "followed", "invented", "longer", "sampled"]
 
 # What a written token of a source is worth, in tokens of greedy answers to the user's own prompts; tried in this order.
-# Measured: sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/2026-11-22-supply). Believed, until measured: longer,
-# followed and invented, which are greedy as the user decodes, later in an answer, behind a second turn and on other prompts. What
-# the target must ask itself comes last: in a minute of one busy thread SmolLM2-135M was asked for 92 prompts in the style of
-# mixed ones, and one was usable (91 had not been ended).
-WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "longer": 0.4, "sampled": 0.15, "followed": 0.15, "invented": 0.15}
+# Measured: sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/2026-11-22-supply); longer, below nothing until a draft
+# has gone over them a few times, since it reads the answers before them again (benchmarks/results/2026-11-23-writer). Believed,
+# until measured: followed and invented, behind a second turn and on other prompts, and that longer ones bring something in the
+# end. What the target must ask itself comes last: in a minute of one busy thread SmolLM2-135M was asked for 92 prompts in the
+# style of mixed ones, and one was usable (91 had not been ended).
+WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "sampled": 0.15, "longer": 0.1, "followed": 0.15, "invented": 0.15}
 SAMPLED_TEMPERATURE: Final = 0.7  # near what the target writes greedily, yet not the same again
 SAMPLED_ROUNDS: Final = 4  # answers to one prompt beside the greedy one
 ASKED: Final = 192  # prompts that are asked for at once
@@ -142,7 +143,7 @@ class Growth:
         deadline = time.monotonic() + budget_s
         gained: dict[str, int] = {}
         doers: dict[SourceName, Callable[[float], int]] = {
-            "answers": self._write_answers, "longer": self._write_longer, "sampled": self._write_sampled,
+            "answers": self._write_answers, "sampled": self._write_sampled, "longer": self._write_longer,
             "followed": self._write_followed, "invented": self._write_invented,
         }  # fmt: skip
         for name, write in doers.items():
