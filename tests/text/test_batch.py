@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from archsearch.errors import ArchsearchError
-from archsearch.text.batch import READS, WRITES, BatchWriter, common_prefix
+from archsearch.text.batch import READS, WRITES, BatchWriter, Report, common_prefix
 from archsearch.text.blocks import Passes, takes_blocks
 from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt, prompt_limit
@@ -46,6 +46,18 @@ def writer_of(target: LlamaForCausalLM, limits: BatchLimits, tokens: int = 20, *
 
 def quiet(what: str, done: int, written: int) -> None:
     pass
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[str], Report]:
+    """A clock that goes on by a second with every report, what was reported, and the report to hand over."""
+    clock, kinds = [0.0], list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def report(what: str, done: int, written: int) -> None:
+        clock[0] += 1.0
+        kinds.append(what)
+
+    return clock, kinds, report
 
 
 def check_alone(target: LlamaForCausalLM, sequence: CachedSequence, prompt: EncodedPrompt, tokens: int) -> None:
@@ -185,20 +197,13 @@ def test_one_prompt_larger_than_the_memory_bound_still_goes_through(target: Llam
 def test_a_deadline_in_the_middle_of_prefill_ends_it_with_what_is_there(
     target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    reads: list[int] = []
-
-    def report(what: str, done: int, written: int) -> None:
-        clock[0] += 1.0
-        reads.append(what == READS)
-
+    clock, kinds, report = ticking(monkeypatch)
     prompts = make_prompts([100 + i for i in range(40)])
     sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110)).write(prompts, report, deadline=5.0)
     assert not finished
     # A third of the time goes into reading, the rest into writing: before, all went into reading and answers had one token.
     assert 0 < len(sequences) < 4 and max(len(s.written) for s in sequences) >= 2
-    assert len(reads) <= 6, "passes went on after the deadline"
+    assert len(kinds) <= 6, "passes went on after the deadline"
     # One prompt in many passes, behind answers under way, is given up too.
     clock[0] = 0.0
     sequences, finished = writer_of(target, BatchLimits(rows=2, prefill_tokens=16)).write(
@@ -211,14 +216,7 @@ def test_reading_that_was_cut_short_is_not_begun_again_before_answers_are_writte
     target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its third of the time it took a third of the rest, token by token, until nothing was left to write in."""
-    clock = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    kinds: list[str] = []
-
-    def report(what: str, done: int, written: int) -> None:
-        clock[0] += 1.0
-        kinds.append(what)
-
+    clock, kinds, report = ticking(monkeypatch)
     prompts = make_prompts([100 + i for i in range(40)])
     sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110), tokens=30).write(prompts, report, deadline=30.0)
     assert not finished
