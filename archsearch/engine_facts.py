@@ -45,6 +45,7 @@ class EngineFacts:
     # -- how it runs a draft
     trimmed_head: bool = False  # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
     sharded_draft: bool = False  # shards the draft as it shards the target; else the draft runs on one device
+    catches_up: bool = False  # runs a pass of the draft over what the target verified, besides those that draft
     idle_pass: bool = False  # runs a pass of the draft even where a schedule says gamma 0
     idle_round: bool = False  # what a round adds stays where a schedule says gamma 0
 
@@ -52,6 +53,8 @@ class EngineFacts:
     families: Mapping[str, str] = field(
         default_factory=lambda: {"independent": ""}, hash=False
     )  # first version known to run each
+    looked_at: frozenset[str] = frozenset()  # families whose version is the first that was looked at: earlier ones may run them
+    schedule_doubt: str = ""  # what is known to go wrong with its schedules, and what it has instead
     unscheduled: frozenset[str] = frozenset()  # families for which it takes one gamma only, although it schedules others
     head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)  # (most layers, states) by family
     scattered_head: bool = False  # writes a trimmed head's logits into rows of the whole vocabulary before choosing
@@ -59,9 +62,17 @@ class EngineFacts:
     # -- exporting for it
     export: str = ""  # path of (Setup) -> Serving, the command and files that make it use a draft
     draft_folder: bool = False  # loads the draft's folder itself: nothing but the model card tells how
-    gguf: bool = False  # needs a second copy of the weights, as GGUF
+    gguf: bool = False  # needs a copy of the weights as GGUF, and computes in the formats of such files
     speculative_config: bool = False  # reads vLLM's speculative_config.json
     not_exported: str = ""  # why there is nothing to export, where one might expect it
+
+    def draft_passes(self, gamma: int) -> int:
+        """Passes of a draft model in a round of `gamma` tokens."""
+        return gamma + self.catches_up
+
+    def first_tokens(self, gamma: int) -> int:
+        """Tokens that the first of them reads, where nothing else is known of the engine."""
+        return gamma + 1 if self.catches_up else 1
 
     def served_draft(self, draft: Architecture) -> Architecture:
         """The draft as this engine computes it: with the full head where it knows no trimmed one."""
@@ -92,9 +103,22 @@ class EngineFacts:
         if since is None:
             able = ", ".join(row.title for row in ENGINES.values() if family in row.families)
             return f"{self.title} does not run {family} drafters" + (f"; use {able}" if able else "")
-        if since and version is not None and Version(version) < Version(since):
+        if since and version is not None and Version(version) < Version(since) and family not in self.looked_at:
             return f"{self.title} {version} is not known to run {family} drafters: use --engine-version {since} or later"
         return ""
+
+    def unscheduled_words(self, family: str) -> str:
+        """Why it takes no gamma by batch size for a family; "" where it does."""
+        if family not in self.unscheduled:
+            return ""
+        return f"{self.title} takes one gamma for {family} drafters, whatever the batch size"
+
+    def doubt(self, family: str, version: str | None) -> str:
+        """That nobody looked whether this version runs the family; "" where it is known."""
+        since = self.families.get(family)
+        if not since or family not in self.looked_at or version is None or Version(version) >= Version(since):
+            return ""
+        return f"{family} drafters were looked at in {self.title} {since}, not in {version}, which may not run them"
 
     def serves(self, version: str | None = None) -> tuple[str, ...]:
         """The families that it runs."""
@@ -132,7 +156,7 @@ _ROWS: Final = (
         make="archsearch.engines.transformers.engine:make",
         in_process=True,  # generate(assistant_model=...) on the modules that were loaded here
         synthesises=True,  # a logits processor of archsearch steers both models
-        confirms=("independent", "ngram", "early_exit"),
+        confirms=("independent", "ngram", "early_exit", "chain"),
         shortest_ngram=1,  # PromptLookupCandidateGenerator
         trimmed_head=True,  # archsearch.models.drafts computes the kept rows only
         draft_folder=True,
@@ -155,8 +179,9 @@ _ROWS: Final = (
         idle_pass=True,  # seen in its steps: at gamma 0 the draft still reads the written token
         export="archsearch.export.engines:vllm",
         speculative_config=True,
-        # speculative_config["method"], and parallel_drafting for P-EAGLE and PARD (pull request 32887); suffix needs
-        # arctic-inference. DFlash was looked at in 0.32 only.
+        # speculative_config["method"], and parallel_drafting for P-EAGLE and PARD (pull request 32887). Suffix: pull
+        # request 25784, in 0.12.0 (RBLN-SW/vllm-rbln issue 324) with arctic-inference; model runner V2 of 0.32 and later
+        # has its own on the GPU, which pads every slot (docs v0.32.0). DFlash was looked at in 0.32 only.
         families={
             "independent": "",
             "eagle3": "",
@@ -164,11 +189,19 @@ _ROWS: Final = (
             "mtp": "",
             "medusa": "",
             "ngram": "",
-            "suffix": "0.32",
+            "suffix": "0.12",
             "peagle": "0.16",
             "pard": "0.16",
             "dflash": "0.32",
         },
+        looked_at=frozenset({"dflash"}),
+        schedule_doubt=(
+            "num_speculative_tokens_per_batch_size counts prefills in the batch, runs the drafter at 0 "
+            "too, and has been seen to collapse under load (vLLM issue 49548): measure it beside one "
+            "gamma. vLLM 0.32 and later decide by step with "
+            '"enable_adaptive_verification": true (model runner V2), which profiles its costs at start '
+            "and is not priced here"
+        ),
         # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel drafting reshapes by a fixed one
         unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),
         scattered_head=True,  # compute_logits of llama_eagle3.py
@@ -211,6 +244,11 @@ _ROWS: Final = (
     EngineFacts(
         name="llama.cpp",
         title="llama.cpp",
+        version="2026.10.11549",  # of the package xllamacpp: build 11549
+        make="archsearch.engines.llamacpp.engine:make",
+        recipe="archsearch.engines.environments.recipes:LLAMA_CPP",
+        synthesises=True,  # --spec-synth-rates (ggml-org/llama.cpp pull request 27711)
+        catches_up=True,  # common_speculative_process
         export="archsearch.export.engines:llama_cpp",
         gguf=True,
         families={"independent": "", "eagle3": "", "dflash": "", "mtp": "", "ngram": ""},  # --spec-type draft-*, ngram-*

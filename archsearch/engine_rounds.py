@@ -25,14 +25,23 @@ from archsearch.estimate import Estimate
 Graph = Literal["none", "piecewise", "full"]
 Order = Literal["overlapped", "serial"]
 Drafter = Literal["draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"]
-MACHINE_STD: Final = 0.30
-"""Relative std of host times between machines: they follow the speed of one CPU core."""
+MACHINE_STD: Final = 0.55
+"""Std of the logarithm of host times between machines: 0.27, 0.40 and about 0.8 ms a draft layer on
+three hosts that are known (two servers; a cloud notebook, of which the version was not verified)."""
+HOSTS: Final = {"fast": (0.8, 0.2), "usual": (1.0, 0.25), "slow": (2.4, 0.3)}
+"""What `--host` may say: factor on host times, and the std of their logarithm that is left. One host
+each for fast (0.27 ms a layer) and slow (0.8); the constants lie between 0.27 and 0.40."""
+HOST: Final = "host"
+"""Among an engine's switches: the host that it runs on."""
 BEYOND: Final = 2.0
 """Factor on stds at batch sizes beyond the largest that was measured (assumed)."""
 
 COSTS: Final = (
     "round", "token", "sequence", "host_round", "host_token", "host_layer", "host_target_layer", "host_all_reduce",
 )  # fmt: skip
+MEASURED_HOST_STD: Final = 0.3
+"""Std of the logarithm that is left where a host's speed was measured by another code than the
+engine's: assumed."""
 _ZERO: Final = Estimate(0.0, 0.0, "published")
 
 
@@ -74,6 +83,39 @@ class RoundCosts:
     ragged_layer_s: Estimate = _ZERO
     waits_s: Estimate = _ZERO
     host_scatter_s: Estimate = _ZERO
+    machine_std: float = MACHINE_STD  # of the logarithm of the host's times
+    largest_graph: int | None = None  # rows of the largest CUDA graph of the target
+    ungraphed_layer_s: Estimate = _ZERO  # the host's time for a layer of a pass beyond it
+
+    def launching(self, rows: int) -> RoundCosts:
+        """The costs of a pass of the target over `rows` rows: beyond the largest graph the host
+        launches it layer by layer."""
+        if self.largest_graph is None or rows <= self.largest_graph:
+            return self
+        layer = max(self.ungraphed_layer_s, self.host_target_layer_s, key=lambda each: each.value)
+        return replace(self, host_target_layer_s=layer)
+
+    def certain(self) -> RoundCosts:
+        """The same without any doubt: those of one machine, whose rounds are the larger of two
+        times and not its mean over machines."""
+        sure: dict[str, Any] = {
+            f"{name}_s": replace(getattr(self, f"{name}_s"), std=0.0)
+            for name in (*COSTS, "row", "row_token", "host_scatter", "ungraphed_layer")
+        }
+        return replace(self, machine_std=0.0, covariance=(), **sure)
+
+    def on_host(self, host: str | None) -> RoundCosts:
+        """The costs on a host of that speed (`host_speed`); as they are where nobody says."""
+        if host is None or self.covariance:  # measured: the machine's own
+            return self
+        factor, std = host_speed(host)
+        names = [name for name in COSTS if name.startswith("host")]
+        names += ["host_scatter", "ungraphed_layer", "ragged_layer", "waits"]
+        changes: dict[str, Any] = {}
+        for name in names:
+            known = getattr(self, f"{name}_s")
+            changes[f"{name}_s"] = Estimate(factor * known.value, factor * known.std, known.source)
+        return replace(self, machine_std=std, **changes)
 
     def first_pass_tokens(self, gamma: int) -> int:
         """Tokens per sequence that the draft's first pass of a round reads."""
@@ -137,6 +179,15 @@ class EngineRounds:
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.engine} {self.version}{f' ({options})' if options else ''}, {self.costs.title}"
 
+    def cache_dtype(self, dtype: str) -> str:
+        """The dtype of the KV cache where weights are kept in `dtype`: engines keep 16 bits unless
+        told, but TensorRT-LLM, whose fp8 checkpoints ask for an 8-bit cache themselves."""
+        if dtype != "float8_e4m3fn":
+            return dtype
+        asked = self.options.get("kv_cache_dtype", "auto")
+        wide = self.engine != "tensorrt-llm" if asked == "auto" else asked == "bfloat16"
+        return "bfloat16" if wide else dtype
+
     def running(self, drafter: Drafter) -> EngineRounds:
         """The same version and switches with another kind of drafter; raises ArchsearchError where it does not run one."""
         if drafter == self.drafter:
@@ -188,6 +239,7 @@ def round_costs(name: str) -> RoundCosts:
         host_scatter_s=_ms(row.get("host_scatter")),
         row_s=_ms(row.get("row")),
         row_token_s=_ms(row.get("row_token")),
+        ungraphed_layer_s=_ms(row.get("ungraphed_layer")),
         expands=bool(row.get("expands", False)),
         **costs,
     )
@@ -226,7 +278,10 @@ def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
         value = {"true": "1", "false": "0"}.get(value.strip().lower(), value.strip())
         if name not in known:
             raise ArchsearchError(f"{engine} has no switch {name!r} here; {_choices(known, engine)}")
-        if value not in known[name]:
+        if known[name] == "number":
+            if not value.isdigit():
+                raise ArchsearchError(f"{name} is a number of rows, 0 or more, not {value!r}")
+        elif value not in known[name]:
             raise ArchsearchError(f"{name} is {' or '.join(known[name])}, not {value!r}")
         if found.get(name, value) != value:
             raise ArchsearchError(f"{name} was given as {found[name]} and as {value}; leave one out")
@@ -257,6 +312,8 @@ def engine_rounds(
         asked = Version(oldest)
     chosen = dict(options or {})
     for row in table["rows"]:
+        if _fits(row, asked, chosen, drafter) and drafter == "feature_head" and "tree" in row:
+            note = "; ".join(filter(None, (note, f"a chain is priced, {engine} {taken} {row['tree']}")))
         if _fits(row, asked, chosen, drafter):
             return _resolved(engine, taken, row, chosen, drafter, note)
     raise ArchsearchError(f"nothing is known of {drafter} in {engine} {taken}")  # the last row of each engine fits all
@@ -279,6 +336,8 @@ def _resolved(
     if "remedy" in row or "remedy_options" in row:
         remedy = (str(row.get("remedy", version)), MappingProxyType(dict(row.get("remedy_options", {}))))
     costs = round_costs(row["class"])
+    costs = replace(costs, largest_graph=_largest_graph(engine, version, options))
+    costs = _no_less(costs, plain_costs(engine, version)).on_host(options.get(HOST))
     eager = bool(row.get("eager", False))
     if eager:  # the host launches the target layer by layer as well, at what a layer of the draft takes it
         costs = replace(costs, title="no CUDA graph for target or draft", host_target_layer_s=costs.host_layer_s)
@@ -296,6 +355,45 @@ def _resolved(
         source=_table()["versions"][engine]["source"],
         fuses_reduces=_fuses_reduces(engine, version, options),
     )
+
+
+def host_speed(text: str) -> tuple[float, float]:
+    """(factor on host times, std of their logarithm) of a host: a name of HOSTS, or the factor that
+    `archsearch profile --host` prints. Raises ArchsearchError for what is neither."""
+    if text in HOSTS:
+        return HOSTS[text]
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not 0.05 <= factor <= 20.0:
+        raise ArchsearchError(
+            f"a host is {', '.join(HOSTS)} or a factor from 0.05 to 20 (archsearch profile --host prints it), not {text!r}"
+        )
+    return factor, MEASURED_HOST_STD
+
+
+def _largest_graph(engine: str, version: str, options: Mapping[str, str]) -> int | None:
+    """Rows of the target's largest CUDA graph; None where there is no limit that is known."""
+    known = _table()["graphs"].get(engine)
+    if known is None:
+        return None
+    if (asked := options.get(known["option"])) is not None:
+        return int(asked)
+    rows = (row for row in known["rows"] if "below" not in row or _older(engine, version, row["below"]))
+    return int(next(rows)["largest"])
+
+
+def _older(engine: str, version: str, than: str) -> bool:
+    return parse_version(engine, version) < Version(str(than))
+
+
+def _no_less(costs: RoundCosts, plain: PlainCosts) -> RoundCosts:
+    """The costs of a round, for a sequence no less than a plain step's: the same requests are
+    scheduled, sampled and answered in both."""
+    if costs.sequence_s.value >= plain.sequence_s.value:
+        return costs
+    return replace(costs, sequence_s=plain.sequence_s)
 
 
 def _fuses_reduces(engine: str, version: str, options: Mapping[str, str]) -> bool:

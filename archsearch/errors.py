@@ -28,3 +28,17 @@ class RunFailed(ArchsearchError):
 
     exit_code = 1
     results: Any = None
+
+
+EXTRAS = {name: "torch" for name in (
+    "torch", "transformers", "accelerate", "gguf", "safetensors", "tokenizers", "huggingface_hub",
+)}  # fmt: skip
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install where a package of an extra is missing, in one line; None for any other module, which is a bug."""
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(package)
+    if extra is None:
+        return None
+    return f'this needs {package}, which is not installed; run: pip install "archsearch[{extra}]"'

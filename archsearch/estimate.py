@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,8 +44,15 @@ class Estimate:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Estimate:
         """Read back `to_dict`. Raises KeyError, TypeError or ValueError for what is none."""
-        low, high = (None if data.get(name) is None else float(data[name]) for name in ("low", "high"))
-        return cls(float(data["value"]), float(data["std"]), str(data["source"]), low, high)
+        low, high = (None if data.get(name) is None else number(data[name]) for name in ("low", "high"))
+        return cls(number(data["value"]), number(data["std"]), str(data["source"]), low, high)
+
+
+def number(value: Any) -> float:
+    """A finite float out of what JSON or YAML calls a number; ValueError for anything else, "12" and true among it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{str(value)[:40]!r} where a finite number belongs")
+    return float(value)
 
 
 def weakest_source(*sources: str) -> str:

@@ -1,4 +1,5 @@
-"""Writing so that a killed process or a full disk never leaves half a file."""
+"""Files: written so that a killed process or a full disk never leaves half of one, read so that
+nothing from elsewhere ends in more than one line."""
 
 from __future__ import annotations
 
@@ -12,9 +13,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
+
+MOST_NODES: Final = 20_000  # of a YAML file once its aliases are written out
+MOST_BYTES: Final = 1_000_000
+BEYOND: Final = "an integer of more than 64 bits"
+_LONG_INTEGER: Final = re.compile(r"\d{19}")
 
 
 @contextmanager
@@ -34,7 +40,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path)
     except OSError as error:
         raise ArchsearchError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder") from error
@@ -47,15 +53,27 @@ def _prefix(path: Path) -> str:
     return f".{path.name}.{re.sub('[^A-Za-z0-9]', '_', socket.gethostname())}-"
 
 
+def umask() -> int:
+    """Which permissions this process withholds from what it writes."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def left_behind(path: Path) -> list[Path]:
+    """What processes that no longer live left of writing `path`."""
+    found = path.parent.glob(f"{glob.escape(_prefix(path))}*")
+    numbers = ((left, left.name.removeprefix(_prefix(path)).partition("-")[0]) for left in found)
+    return [left for left, number in numbers if number.isdigit() and not _alive(int(number))]
+
+
 def _drop_left(path: Path) -> None:
-    """Remove what processes that no longer live left of writing `path`: a killed one may leave gigabytes."""
-    for left in path.parent.glob(f"{glob.escape(_prefix(path))}*"):
-        number = left.name.removeprefix(_prefix(path)).partition("-")[0]
-        if number.isdigit() and not _alive(int(number)):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+    """Remove what killed processes left of writing `path`: it may be gigabytes."""
+    for left in left_behind(path):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -111,13 +129,91 @@ def read_json(path: Path, what: str) -> Any:
     Raises ArchsearchError for either.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # a FIFO would be waited for, for ever
+            raise ArchsearchError(f"{what} {path} is no file")
+        content = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ArchsearchError(f"{what} not found: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ArchsearchError(f"cannot read {what} {path}: {error}") from error
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise ArchsearchError(f"{what} {path} is not JSON ({error})") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What `text` holds. ValueError, one line, for all that can be wrong with text from elsewhere: no
+    JSON, nested too deeply, a number too long, half of a surrogate pair (no file could hold it again)."""
+    try:
+        data = json.loads(text)
+        if _LONG_INTEGER.search(text if isinstance(text, str) else text.decode()):
+            _nodes(data, {}, set())
+        if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
+            json.dumps(data, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise ArchsearchError(f"{what} {path} is not JSON (line {error.lineno}: {error.msg})") from None
+        raise ValueError(f"line {error.lineno}: {error.msg}") from None
+    except UnicodeError:
+        raise ValueError("a character that is no Unicode: half of a surrogate pair") from None
+    except ValueError:  # Python's limit on digits, against their quadratic cost
+        raise ValueError("a number of thousands of digits") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except OverflowError:
+        raise ValueError(BEYOND) from None
+    return data
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """The content of a YAML file, called `what`: plain values only (no Python tags), and no more of
+    them than a person writes, aliases written out. What is wrong is one line with the file and the
+    line. Raises ArchsearchError for what it cannot read."""
+    import yaml
+
+    try:
+        if path.exists() and not path.is_file():
+            raise ArchsearchError(f"{what} {path} is no file")
+        size = path.stat().st_size
+        data = None if size > MOST_BYTES else yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        nodes = _nodes(data, {}, set())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        said = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ArchsearchError(f"{path}:{line} is not YAML: {said}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise ArchsearchError(f"cannot read {what} {path}: {words}") from error
+    except OverflowError:
+        raise ArchsearchError(f"{path} holds {BEYOND}") from None
+    except (RecursionError, ValueError) as error:  # nested thousands deep; a date that is none
+        words = type(error).__name__
+        raise ArchsearchError(f"{path} is not YAML that can be read: {words}") from None
+    if size > MOST_BYTES:
+        raise ArchsearchError(f"{path} has {size:,} bytes; {what} has at most {MOST_BYTES:,}")
+    if nodes > MOST_NODES:
+        raise ArchsearchError(
+            f"{path} has more than {MOST_NODES:,} values once its aliases are written out; "
+            "write it without"
+        )
+    return data
+
+
+def _nodes(data: Any, counted: dict[int, int], open_: set[int]) -> int:
+    """Values in `data`, those of an alias wherever it stands; of one that holds itself more than any
+    file may have. OverflowError for an integer beyond 64 bits."""
+    if not isinstance(data, dict | list):
+        if isinstance(data, int) and abs(data) >= 2**63:
+            raise OverflowError
+        return 1
+    if id(data) in open_:
+        return MOST_NODES + 1
+    if id(data) not in counted:
+        open_.add(id(data))
+        parts = data.values() if isinstance(data, dict) else data
+        counted[id(data)] = 1 + sum(_nodes(part, counted, open_) for part in parts)
+        open_.discard(id(data))
+    return counted[id(data)]
 
 
 def ensure_writable_dir(path: Path) -> Path:

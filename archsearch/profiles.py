@@ -15,20 +15,22 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_fields import check_types
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.registry import read_drafter
-from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import read_json, write_json
+from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
+from archsearch.files import parse_json, read_json, write_json
 from archsearch.paths import data_dir
 from archsearch.threads import DEFAULT, waiting_policy
+from archsearch.workload import served_name
 
 SCHEMA_VERSION: Final = 1
 WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest", "drafted", "round")
@@ -41,6 +43,8 @@ DIFFERENCE_KINDS: Final = ("engine", "rest")
 REFUSED_STDS: Final = 3.0  # a difference that many stds below zero is a disturbed measurement, not noise
 CUT_OFF_S: Final = 1e-6  # what versions before 0.2.0 stored for a difference that came out below it, without a std
 
+MOST_ELEMENTS: Final = 10**15
+MAY_BE_ZERO: Final = ("context", "gamma", "draft_layers", "first_tokens", "q_rank", "rope")
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
 GROSSLY_NOISY_IQR: Final = 0.25  # a repeat that something else disturbed: measure again, do not fit
@@ -57,6 +61,11 @@ def freeze_shape(shape: Mapping[str, Any]) -> Shape:
 def thaw_shape(shape: Shape) -> dict[str, Any]:
     """The inverse of `freeze_shape`."""
     return {key: thaw_shape(value) if isinstance(value, tuple) else value for key, value in shape}
+
+
+def _is_number(value: Any) -> bool:
+    """What JSON calls a number: no truth value, no text, and none that no float holds."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +163,25 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read back `to_dict`. Raises ValueError for kinds, cache states and times that cannot be."""
-        times = tuple(float(t) for t in data["times_s"])
+        """Read back `to_dict`. Raises KeyError, TypeError or ValueError for kinds, sizes, cache states and
+        times that cannot be."""
+        if not isinstance(data, Mapping) or not isinstance(data["shape"], Mapping):
+            raise ValueError("a row must be an object with an object as its shape")
+        given = data["times_s"]
+        if not isinstance(given, list) or not all(_is_number(t) for t in given):
+            raise ValueError(f"times_s must be a list of numbers, got {str(given)[:40]}")
+        wrong = [name for name in ("kind", "dtype", "mode", "cache") if not isinstance(data[name], str)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} must be text, got {str(data[wrong[0]])[:40]}")
+        served_name(data["dtype"])
+        if data["mode"] not in ("graph", "eager"):
+            raise ValueError(f"unknown mode {data['mode']!r}")
+        slowdown, throttled = data.get("slowdown", 1.0), data.get("throttled", False)
+        if not (_is_number(slowdown) and 0 < slowdown < math.inf):
+            raise ValueError(f"slowdown must be a positive number, got {str(slowdown)[:40]}")
+        if not isinstance(throttled, bool):
+            raise ValueError(f"throttled must be true or false, got {str(throttled)[:40]}")
+        times = tuple(float(t) for t in given)
         if data["kind"] not in WHOLE_KINDS and data["kind"] not in OP_KINDS:
             raise ValueError(f"unknown kind {data['kind']!r}")
         if data["cache"] not in CACHE_STATES:
@@ -163,21 +189,40 @@ class Measurement:
         signed = data["kind"] in DIFFERENCE_KINDS
         if not times or not all(math.isfinite(t) and (signed or t > 0) for t in times):
             raise ValueError(f"times must be {'finite' if signed else 'positive'} numbers, got {times}")
-        std_s = None if data.get("std_s") is None else float(data["std_s"])
-        if std_s is not None and not (math.isfinite(std_s) and std_s > 0):
+        std_s = data.get("std_s")
+        if std_s is not None and not (_is_number(std_s) and math.isfinite(std_s) and std_s > 0):
             raise ValueError(f"std_s must be a positive number, got {std_s}")
-        return cls(
+        row = cls(
             data["kind"],
             freeze_shape(data["shape"]),
             data["dtype"],
             data["mode"],
             data["cache"],
             times,
-            float(data.get("slowdown", 1.0)),
-            bool(data.get("throttled", False)),
-            std_s,
+            float(slowdown),
+            throttled,
+            None if std_s is None else float(std_s),
             str(data.get("kernel", "")),
         )
+        if row.kind in OP_KINDS:
+            op = OP_KINDS[row.kind].op
+            check_sizes(op, data["shape"])
+            op(**data["shape"])
+        else:
+            shape = SHAPES[row.kind]
+            check_sizes(shape, data["shape"])
+            shape.of(row)
+        return row
+
+
+def check_sizes(shape: type[Any], sizes: Mapping[str, Any]) -> None:
+    """Refuse sizes that no row of this shape has: of another type, or a zero where something is
+    counted. Raises InvalidShapeError."""
+    types = shape.__annotations__  # of a NamedTuple: references to the names
+    check_types({name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in types.items()}, sizes, MOST_ELEMENTS)
+    for name in types.keys() & sizes.keys():
+        if sizes[name] == 0 and name not in MAY_BE_ZERO:
+            raise InvalidShapeError(f"{name} must be positive, got 0")
 
 
 def median_error_s(times_s: Sequence[float]) -> float | None:
@@ -201,7 +246,7 @@ class ForwardShape(NamedTuple):
     def of(cls, row: Measurement) -> ForwardShape:
         sizes = row.sizes()
         batch, tokens, context = sizes.pop("batch"), sizes.pop("tokens"), sizes.pop("context")
-        return cls(Architecture(**sizes), batch, tokens, context)
+        return cls(Architecture.from_dict(sizes), batch, tokens, context)
 
     def to_dict(self) -> dict[str, Any]:
         return {"batch": self.batch, "tokens": self.tokens, "context": self.context, **self.architecture.to_dict()}
@@ -314,6 +359,33 @@ class EngineShape(NamedTuple):
         return self._asdict()
 
 
+SHAPES: Final[Mapping[str, Any]] = {
+    "layer": ForwardShape, "forward": ForwardShape, "engine": EngineShape, "pass": PassShape,
+    "rest": RestShape, "drafted": DraftedShape, "round": RoundShape,
+}  # fmt: skip
+"""What the rows of WHOLE_KINDS are about."""
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and 0 < value < math.inf
+
+
+_DEVICE_SIZES: Final = ("last_level_cache_bytes", "memory_bytes", "multiprocessors")
+_HEADER: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "device": lambda value: (
+        isinstance(value, dict)
+        and isinstance(value.get("key", ""), str)
+        and all(value.get(name) is None or _is_positive(value[name]) for name in _DEVICE_SIZES)
+    ),
+    "stack": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
+    "probe_reference_s": lambda value: isinstance(value, dict) and all(map(_is_positive, value.values())),
+    "known_error": lambda value: isinstance(value, dict),
+    "origin": lambda value: isinstance(value, str),
+    "provenance": lambda value: isinstance(value, dict),
+}
+"""What the fields of profile.json are like."""
+
+
 @dataclass
 class Profile:
     """All measurements of a device under a software stack. Rows are unique by `Measurement.key`; the last one wins.
@@ -351,6 +423,7 @@ class Profile:
             return
         path = self.folder / "rows.jsonl"
         try:
+            _end_last_line(path)
             with path.open("a", encoding="utf-8") as handle:
                 handle.write(json.dumps(row.to_dict()) + "\n")
                 handle.flush()
@@ -425,30 +498,27 @@ class Profile:
             raise ArchsearchError(
                 f"profile {folder} has schema version {version}, this archsearch reads {SCHEMA_VERSION}; measure it again"
             )
-        missing = [name for name in ("device", "stack", "probe_reference_s") if not isinstance(header.get(name), dict)]
-        if missing:
-            raise ArchsearchError(f"profile {folder / 'profile.json'} is broken: {', '.join(missing)} missing; measure it again")
-        profile = cls(
-            header["device"],
-            header["stack"],
-            header["probe_reference_s"],
-            header.get("known_error", {}),
-            header.get("origin", ""),
-            header.get("provenance") or {},
-            folder=folder,
-        )
+        broken = [name for name, good in _HEADER.items() if name in header and not good(header[name])]
+        broken += [name for name in ("device", "stack", "probe_reference_s") if name not in header]
+        if broken:
+            raise ArchsearchError(
+                f"profile {folder / 'profile.json'} is broken: its {broken[0]} is missing or of another form; measure it again"
+            )
+        profile = cls(folder=folder, **{name: header[name] for name in _HEADER if name in header})
         path = folder / "rows.jsonl"
         if not path.exists():
             return profile
         raw = path.read_bytes()
-        complete = raw[: raw.rfind(b"\n") + 1]
-        if len(complete) < len(raw):
-            with path.open("r+b") as handle:
-                handle.truncate(len(complete))
-        for number, line in enumerate(complete.decode("utf-8", errors="replace").splitlines(), start=1):
+        lines = raw.decode("utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines, start=1):
+            if not line.strip() and number == len(lines):
+                break  # behind the last line's end
             try:
-                row = Measurement.from_dict(json.loads(line))
-            except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+                row = Measurement.from_dict(parse_json(line))
+                hash(row.key)
+            except (KeyError, TypeError, ValueError) as error:
+                if number == len(lines):
+                    break  # the row in flight when a process was killed; `record` cuts it off
                 raise ArchsearchError(
                     f"profile row {path}:{number} is broken ({error}); delete that line and continue"
                 ) from error
@@ -476,7 +546,16 @@ class Profile:
 
 def current_stack() -> dict[str, str]:
     """The software that decides latencies here, read from package metadata (nothing heavy is imported)."""
-    return {name: version(name) for name in ("torch", "transformers")} | {"python": platform.python_version()}
+    names = ("torch", "transformers")
+    return {name: installed(name) or "none" for name in names} | {"python": platform.python_version()}
+
+
+def installed(name: str) -> str | None:
+    """The version of a package that is installed here, read from its metadata; None where it is not."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def cpu_stack() -> dict[str, str]:
@@ -526,8 +605,30 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
 
 def _imported(folder: Path) -> bool:
     header = read_json(folder / "profile.json", "profile")
-    return isinstance(header, dict) and "package" in (header.get("provenance") or {})
+    provenance = header.get("provenance") if isinstance(header, dict) else None
+    return isinstance(provenance, dict) and "package" in provenance
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _end_last_line(path: Path) -> None:
+    """End the last line of rows.jsonl where it holds a row (a file that was joined or edited by hand), cut it off where
+    it is what a killed process left of one."""
+    if not path.exists():
+        return
+    with path.open("r+b") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, size - 1))
+        if size == 0 or handle.read(1) == b"\n":
+            return
+        handle.seek(0)
+        start = handle.read().rfind(b"\n") + 1
+        handle.seek(start)
+        try:
+            Measurement.from_dict(parse_json(handle.read().decode("utf-8", errors="replace")))
+        except (KeyError, TypeError, ValueError):
+            handle.truncate(start)
+        else:
+            handle.write(b"\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -95,6 +97,44 @@ def refined(points: Sequence[tuple[int, int]], choose: Callable[[int], int]) -> 
                 found.append((right, other))
             low, here = right, other
     return found
+
+
+MERGED_WITHIN: Final = 0.01
+"""Share of the gain that a schedule may lose at a batch size for having fewer ranges: far less than its error bars."""
+
+
+def merged(points: Sequence[SchedulePoint], kept: int = 0) -> list[tuple[int, int]]:
+    """(batch size, gamma) of `points`, ascending, with as few changes of gamma as lose at most MERGED_WITHIN of the best gain at
+    each batch size; of several gammas that do, the one of the most gain over its range.
+
+    Where drafting nothing is best, nothing is drafted, and nowhere else; at batch size `kept` the best gamma stays.
+    """
+    found: list[tuple[int, int]] = []
+    held: list[SchedulePoint] = []
+    able: set[int] = set()
+
+    def close() -> None:
+        best = max(able, key=lambda gamma: math.fsum(_gain(point, gamma) / _gain(point, point.gamma) for point in held))
+        found.extend((point.batch_size, best) for point in held)
+
+    for point in points:
+        least = (1.0 - MERGED_WITHIN) * _gain(point, point.gamma)
+        here = {gamma for gamma in point.by_gamma if _gain(point, gamma) >= least and point.gamma} | {point.gamma}
+        if point.batch_size == kept:
+            here = {point.gamma}
+        if held and not able & here:
+            close()
+            held = []
+        able = able & here if held else here
+        held.append(point)
+    if held:
+        close()
+    return found
+
+
+def _gain(point: SchedulePoint, gamma: int) -> float:
+    """The predicted speed-up at a gamma; of drafting nothing, 1."""
+    return point.by_gamma[gamma].value if gamma in point.by_gamma else 1.0
 
 
 def schedule_from_points(points: Sequence[tuple[int, int]]) -> Ranges:

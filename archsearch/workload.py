@@ -8,7 +8,15 @@ from typing import Final, Literal, get_args
 
 from archsearch.errors import ArchsearchError
 
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "q8_0": 1}
+"""Bytes of a number in a dtype. Q8_0 is GGUF's: 8 bits, and a scale of 16 for each 32 numbers (ggml), which are not counted."""
+GGUF_DTYPES: Final = ("q8_0",)
+"""Those in which nobody but llama.cpp computes: passes are in them, all else (a KV cache, the model in Python) is not."""
+WEIGHT_BYTES: Final = {"float8_e4m3fn": 1.0, "int8": 1.0, "nvfp4": 0.5625, "nf4": 0.5625, "mxfp4": 0.53125, "int4": 0.52}
+"""Bytes of a weight with its scales, of the formats that weights are kept in while all else of a
+pass is in 16 bits. NVFP4: 4 bits and a scale of 8 for each 16; MXFP4: for each 32 (OCP MX 1.0);
+int4: a scale of 16 bits and a zero of 4 for each 128 (AWQ, GPTQ); nf4: a scale of 32 bits for each
+64 (bitsandbytes)."""
 DTYPE_ALIASES: Final = {
     "fp32": "float32",
     "f32": "float32",
@@ -34,12 +42,30 @@ def dtype_name(text: str) -> str:
     return name
 
 
+def served_name(text: str) -> str:
+    """`dtype_name`, or the name of a format of weights alone (WEIGHT_BYTES): what `--dtype` of a target may be. Raises
+    ArchsearchError for an unknown one.
+
+    >>> served_name("nvfp4"), served_name("fp8")
+    ('nvfp4', 'float8_e4m3fn')
+    """
+    if text in WEIGHT_BYTES:
+        return text
+    try:
+        return dtype_name(text)
+    except ArchsearchError:
+        formats = [name for name in WEIGHT_BYTES if name not in DTYPE_BYTES]
+        known = ", ".join([*DTYPE_BYTES, *DTYPE_ALIASES, *formats])
+        raise ArchsearchError(f"unknown dtype {text!r}; use one of {known}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One decoding regime.
 
     `context_len`: tokens already in the KV cache; `mode`: `eager` (transformers) or `graph` (CUDA graphs).
     `draft_tensor_parallel`: devices that share the draft, 1 or all that share the target; None: as the engine does it.
+    `cache_dtype`: of the target's KV cache; None: `dtype`.
     """
 
     batch_size: int = 1
@@ -50,6 +76,7 @@ class Workload:
     temperature: float = 0.0
     draft_tensor_parallel: int | None = None
     memory_fraction: float = MEMORY_FRACTION
+    cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
@@ -74,6 +101,11 @@ class Workload:
         """Bytes of one weight."""
         return DTYPE_BYTES[self.dtype]
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of one number in the target's KV cache."""
+        return DTYPE_BYTES[self.cache_dtype or self.dtype]
+
 
 Objective = Literal["speedup", "tpot", "throughput", "tokens_per_device"]
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
@@ -90,7 +122,6 @@ class LoadRequest:
     max_ttft_ms: float | None = None
     max_memory_gib: float | None = None  # of the draft: weights and caches, over all ranks
     max_parameters: float | None = None
-    max_training_exaflop: float | None = None
 
     @property
     def asks(self) -> bool:
@@ -120,4 +151,5 @@ class WorkloadRequest:
     engine: str | None = None  # who serves; None: vllm on a GPU, transformers on a CPU
     engine_version: str | None = None  # None: the newest that is known
     engine_options: tuple[str, ...] = ()  # the engine's switches that matter to a round, as NAME=VALUE
+    host: str | None = None  # how fast the engine's host is: slow, usual, fast, or a factor on its times
     routing_skew: float | None = None  # how unevenly tokens choose experts, 0: evenly; None: as usual (`architecture.experts`)

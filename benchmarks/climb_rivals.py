@@ -21,7 +21,8 @@ from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engines.engine import EnginePrompt, Sampling
-from archsearch.engines.measure.by_prompt import confirm
+from archsearch.engines.measure.by_prompt import best_of_gammas
+from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import load_draft
@@ -104,16 +105,13 @@ def measure(run: Path, count: int, gammas: list[int], only: list[int], out: Path
     for name, trained in drafts.items():
         predicted = session.scorer.measured(trained.architecture, trained.alpha, trained.tau)
         with ProgressLine(name) as line:
-            results = confirm(
-                lambda: TransformersEngine(dtype=session.source.dtype),
-                trainer.model(),
-                load_draft(trained.folder, session.source.dtype),
-                sorted({*gammas, predicted.gamma}),
-                prompts,
-                sampling,
-                progress=line,
+            draft = load_draft(trained.folder, session.source.dtype)
+            variants = [Variant(f"gamma {gamma}", draft, gamma) for gamma in sorted({*gammas, predicted.gamma})]
+            plan = Plan(trainer.model(), variants, prompts, sampling)
+            results = run_plan(
+                lambda _: TransformersEngine(dtype=session.source.dtype), plan, best_of_gammas, progress=line
             )
-        for gamma, outcome in results.items():
+        for gamma, outcome in ((each.gamma, each) for each in results.values()):
             rows.append({
                 "draft": name, "shape": trained.architecture.label(), "body_parameters": body_parameters(trained.architecture),
                 "heldout_alpha": trained.alpha.value, "gamma": gamma, "alpha": outcome.alpha.value, "tau": outcome.tau.value,

@@ -21,7 +21,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import load_trained
 from archsearch.engines.engine import EnginePrompt, Sampling
-from archsearch.engines.measure.by_prompt import confirm
+from archsearch.engines.measure.by_prompt import best_of_gammas
+from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import load_draft
@@ -88,16 +89,12 @@ def main() -> None:
         wanted = sorted({int(g) for g in options.gammas.split(",")} | {predicted_gamma})
         draft = load_draft(trained.folder, session.source.dtype)
         with ProgressLine(name) as line:
-            results = confirm(
-                lambda: TransformersEngine(dtype=session.source.dtype),
-                trainer.model(),
-                draft,
-                wanted,
-                prompts,
-                sampling,
-                progress=line,
+            variants = [Variant(f"gamma {gamma}", draft, gamma) for gamma in wanted]
+            plan = Plan(trainer.model(), variants, prompts, sampling)
+            results = run_plan(
+                lambda _: TransformersEngine(dtype=session.source.dtype), plan, best_of_gammas, progress=line
             )
-        for gamma, outcome in results.items():
+        for gamma, outcome in ((each.gamma, each) for each in results.values()):
             predicted = local.measured(trained.architecture, trained.alpha, trained.tau, gammas=[gamma])
             counted = local.measured(trained.architecture, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
             rows.append({

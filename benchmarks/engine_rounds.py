@@ -274,7 +274,7 @@ def before_s(row: Row) -> tuple[float, float]:
 # --- fitting ---------------------------------------------------------------------------------------------------------
 
 BELIEFS: Final[dict[str, tuple[float, float]]] = {
-    # ms, before any row: wide, from what the engines' code does in a round (docs/engines.md)
+    # ms, before any row: wide, from what the engines' code does in a round (docs/engine-rounds.md)
     "sync": (0.8, 0.6),
     "async": (0.5, 0.4),
     "token": (0.10, 0.10),

@@ -33,7 +33,8 @@ from archsearch.architecture.published_heads import usual_head
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.lookup import NGram
 from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, EngineStep, GenerationResult, Sampling
-from archsearch.engines.measure.under_load import LoadPlan, Variant, full_steps, measure_load
+from archsearch.engines.measure.turns import Plan, Variant, full_steps, run_plan
+from archsearch.engines.measure.under_load import load_results, token_s
 from archsearch.engines.registry import make_engine
 from archsearch.estimate import Estimate
 from archsearch.models.drafts import save_tokenizer
@@ -207,12 +208,12 @@ def run_group(cases: Sequence[Case], how: Measuring) -> list[Row]:
         if done == len(cases) + 1:
             how.ready()
 
-    plan = LoadPlan(
-        weights_source(how.ref), variants, made_up_prompts(how.ref, number * how.repeats), [number],
-        Sampling(how.tokens, ignore_end=True), how.repeats,
+    plan = Plan(
+        weights_source(how.ref), variants, made_up_prompts(how.ref, number * how.repeats),
+        Sampling(how.tokens, ignore_end=True), [number], how.repeats,
     )  # fmt: skip
-    found = measure_load(make, plan, progress)
-    alone = found[plan.alone, number]
+    found = run_plan(make, plan, load_results, look=token_s, progress=progress)
+    alone = found[plan.alone.name, number]
     rows = []
     for case in cases:
         result = found[case.label(), number]

@@ -1,7 +1,7 @@
-"""kill -9 at random moments over profile, search, climb, train and confirm: does every one resume, is anything half-written, is
-anything done twice?
+"""kill -9 at random moments over profile, search, worker, climb, train, confirm and export: does
+every one resume, is anything half-written, lost, left over or done twice?
 
-    python benchmarks/faults.py [--kills 50] [--seed 0] [--output benchmarks/results/2026-11-22-faults]
+    python benchmarks/faults.py [--kills 60] [--seed 0] [--output benchmarks/results/2026-11-22-faults]
 
 A tiny random target, a made-up profile of this CPU, everything else as users run it. Each command runs in a process of its own
 (a fork, so that importing takes no part in it) and is killed at a random moment, begun again, killed again, and so on; at the
@@ -44,35 +44,38 @@ IMPORTED: Final = (  # once, before the forks
 
 @dataclass(frozen=True)
 class Stage:
-    """A command that is killed. `before`: commands that run to their end first, once."""
+    """A command that is killed. `before`: what runs to its end first, once: a command, or what a
+    process of its own calls in the folder."""
 
     name: str
     command: tuple[str, ...]
-    before: tuple[tuple[str, ...], ...] = ()
+    before: tuple[tuple[str, ...] | Callable[[], None], ...] = ()
+
+
+def announced_search() -> None:
+    """A search that waits for workers: announced in its storage, nothing scored."""
+    from archsearch.pipeline.search import SearchRequest, SearchSession
+    from archsearch.pipeline.workers import announce
+    from archsearch.workload import WorkloadRequest
+
+    request = SearchRequest(
+        "target", WorkloadRequest("cpu", context_len=64), "tiny.yaml", trials=150, sampler="random",
+        alpha="0.8", run=Path("runs/a"), workers=1,
+    )  # fmt: skip
+    session = SearchSession.start(request)
+    announce(session, str(session.run.storage_file))
 
 
 STAGES: Final = (
-    Stage(
-        "profile",
-        (
-            "profile",
-            "--gpu",
-            "cpu",
-            "--space",
-            "tiny.yaml",
-            "--dtype",
-            "float32",
-            "--budget",
-            "8s",
-            "--no-engine",
-            "--output",
-            "p",
-        ),
-    ),
-    Stage("search", (*SEARCH, "--trials", "150", "--sampler", "walk", "--alpha", "0.8", "--run", "runs/a")),
-    Stage("climb", (*SEARCH, *PROMPTS, "--trials", "24", "--confirm", "1", "--time-budget", "60s", "--run", "runs/a")),
+    Stage("profile", ("profile", "--gpu", "cpu", "--space", "tiny.yaml", "--dtype", "float32",
+                      "--budget", "8s", "--no-engine", "--output", "p")),  # fmt: skip
+    Stage("search", (*SEARCH, "--trials", "150", "--sampler", "random", "--alpha", "0.8", "--run", "runs/a")),
+    Stage("worker", ("worker", "--storage", "runs/a/journal.log", "--run", "a"), (announced_search,)),
+    Stage("climb", (*SEARCH, *PROMPTS, "--trials", "24", "--confirm", "1", "--time-budget", "60s", "--anyway",
+                     "--run", "runs/a")),  # fmt: skip
     Stage("train", ("train", "runs/a", "--budget", "6s"), (RANK,)),
     Stage("confirm", ("confirm", "runs/a", "--count", "24"), (RANK, ("train", "runs/a", "--budget", "3s"))),
+    Stage("export", ("export", "runs/a", "--output", "p"), (RANK, ("train", "runs/a", "--budget", "3s"))),
 )
 
 
@@ -115,8 +118,8 @@ class Outcome:
 # -- a command in a process of its own -------------------------------------------------------------------------------------
 
 
-def started(folder: Path, command: tuple[str, ...]) -> int:
-    """The process of a command in `folder`: a fork of this one, which has imported everything."""
+def started(folder: Path, command: tuple[str, ...] | Callable[[], None]) -> int:
+    """The process of a command, or a call, in `folder`: a fork that has imported everything."""
     process = os.fork()
     if process:
         return process
@@ -130,7 +133,11 @@ def started(folder: Path, command: tuple[str, ...]) -> int:
         count_processor_time()
         from archsearch.cli import main
 
-        main(list(command), standalone_mode=True)
+        if callable(command):
+            command()
+        else:
+            main(list(command), standalone_mode=True)
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:
@@ -267,7 +274,8 @@ READERS: Final[dict[str, Callable[[Path], Any]]] = {
 
 
 def is_temporary(path: Path) -> bool:
-    return re.match(r"\..*-\d+-\w{8}", path.name) is not None  # as archsearch.files names them
+    names = (path.name, *(each.name for each in path.parents))  # a file, or a folder that is made aside
+    return any(re.match(r"\..*-\d+-\w{8}", name) for name in names)  # as archsearch.files names them
 
 
 def records(folder: Path) -> set[str]:
@@ -323,7 +331,7 @@ def done_twice(folder: Path) -> list[str]:
 # -- kills ----------------------------------------------------------------------------------------------------------------
 
 
-def run_whole(folder: Path, command: tuple[str, ...]) -> float:
+def run_whole(folder: Path, command: tuple[str, ...] | Callable[[], None]) -> float:
     """Run a command to its end; its seconds on the processor. RuntimeError, with what it said, where it fails."""
     code, seconds = ended(started(folder, command), None)
     if code != 0:
@@ -333,9 +341,16 @@ def run_whole(folder: Path, command: tuple[str, ...]) -> float:
 
 
 def answer_of(folder: Path) -> Any:
-    """What a ranking found: the same however often it was killed."""
+    """The shapes that a search of its whole space found, with their scores: the same however often it was killed.
+
+    Their order is not: a sampler that is started again draws anew.
+    """
     path = folder / "runs" / "a" / "trials.csv"
-    return path.read_text(encoding="utf-8") if path.exists() else None
+    if not path.exists():
+        return None
+    with path.open(encoding="utf-8", newline="") as handle:
+        rows = [sorted((row | {"number": ""}).items()) for row in csv.DictReader(handle)]
+    return sorted(rows)
 
 
 def torture(stage: Stage, world: Path, kills: int, rng: random.Random, note: Callable[[Kill], None]) -> Outcome:
@@ -354,9 +369,11 @@ def torture(stage: Stage, world: Path, kills: int, rng: random.Random, note: Cal
         known = _life(stage, folder, kills, rng, outcome, note)
         outcome.lost += sorted(known - records(folder))
         outcome.twice += done_twice(folder)
-        outcome.left += [str(path.relative_to(folder)) for path in files_of(folder) if is_temporary(path)]
+        outcome.left += [str(path.relative_to(folder)) for path in folder.rglob("*") if is_temporary(path)]
         if stage.name == "search" and answer_of(folder) != answer_of(whole):
             outcome.differs.append(f"life {outcome.lives}: trials.csv")
+        if stage.name == "worker" and records(folder) != records(whole):
+            outcome.differs.append(f"life {outcome.lives}: shapes in the journal")
         shutil.rmtree(folder)
     shutil.rmtree(base)
     shutil.rmtree(whole)
@@ -376,7 +393,7 @@ def _life(stage: Stage, folder: Path, kills: int, rng: random.Random, outcome: O
         half = [str(path.relative_to(folder)) for path in written if path.name != ".lock" and half_written(path)]
         outcome.half += half
         known |= records(folder)
-        newest = max(files_of(folder), key=lambda path: path.stat().st_mtime, default=None)
+        newest = max(written, key=lambda path: path.stat().st_mtime, default=None)
         said = "" if newest is None else str(newest.relative_to(folder))
         note(Kill(stage.name, outcome.lives, outcome.kills, round(moment, 3), len(written), half, said))
     else:
@@ -412,10 +429,10 @@ def faults(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", default=[], choices=[stage.name for stage in STAGES])
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "2026-11-22-faults")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "2026-11-24-faults")
     arguments = parser.parse_args()
     rows: list[Kill] = []
 

@@ -1,14 +1,13 @@
 """Which rung of the acceptance ladder ranks draft shapes like their final, longer training does?
 
     python benchmarks/rungs.py anchors --target smollm2-135m --text RUN/text --heldout RUN/heldout --work runs/rungs
-    python benchmarks/rungs.py supernet ...     python benchmarks/rungs.py report ... --json FILE
+    python benchmarks/rungs.py report ... --json FILE
 
 `anchors` trains each anchor shape alone: a stable trunk to 75 % of the tokens, then an anneal; the same batches in the same order
-for all. The first 10 to 25 % of the very same run, seen through the running mean of the weights, is the short rung. `supernet`
-trains one weight-sharing draft for as much processor time as the short rung of all anchors took, `calibrate` cuts its slices out
-and trains each a little alone. `report` compares every rung
-with the final alphas on the same held-out texts: Spearman's rho with a bootstrap over texts, paired errors, costs in processor
-seconds. Every stage resumes; each anchor and each supernet is a file in the work folder. Run it with one thread
+for all. The first 10 to 25 % of the very same run, seen through the running mean of the weights, is the short rung.
+`report` compares every rung with the final alphas on the same held-out texts: Spearman's rho with a
+bootstrap over texts, paired errors, costs in processor
+seconds. Every stage resumes; each anchor is a file in the work folder. Run it with one thread
 (OMP_NUM_THREADS=1) where the machine is shared: costs are processor time, not wall time.
 """
 
@@ -22,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from archsearch.acceptance.estimator import AcceptanceContext, VocabularyCoverage
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
-from archsearch.acceptance.supernet import spearman
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.estimate import Estimate
@@ -172,68 +171,9 @@ def trained_anchors(bench: Bench) -> list[tuple[Architecture, dict[str, Any]]]:
     return found
 
 
-def train_supernets(bench: Bench) -> None:
-    """A supernet over the anchors, looked at when it has seen as many tokens as the short rungs of all anchors together."""
-    from archsearch.progress import ProgressLine
-    from archsearch.training.supernet import SupernetConfig, build_supernet, slice_matches, train_supernet
-
-    shapes = [arch for arch, _ in trained_anchors(bench)]
-    settings = {"per_step": bench.arguments.per_step, "lr": bench.arguments.lr}
-    folder = bench.work / "supernets" / "-".join(f"{key}{value}" for key, value in settings.items())
-    net = build_supernet(
-        bench.target[0], shapes, draft_token_ids=bench.vocabulary().token_ids, calibration_ids=bench.calibration()
-    )
-    record: dict[str, Any] = {"settings": settings, "shapes": [arch.to_dict() for arch in shapes], "looks": []}
-    for share in (0.1, 0.25):
-        tokens = round(share * bench.tokens * len(shapes))
-        with ProgressLine(f"supernet over {len(shapes)} shapes") as line:
-            config = SupernetConfig(tokens=tokens, **settings)
-            result = train_supernet(
-                net, shapes, bench.text, config, checkpoint_dir=folder,
-                progress=lambda p, line=line: line(f"loss {p['loss']:.3f}", p["fraction"], 1.0),
-            )  # fmt: skip
-        begin = time.process_time()
-        matches = slice_matches(net, shapes, bench.heldout)
-        record["looks"].append({
-            "share": share, "tokens": result.tokens, "cpu_s": result.cpu_s, "evaluation_cpu_s": time.process_time() - begin,
-            "hits": [[int(m.sum()) for m in per_text] for per_text in matches],
-        })  # fmt: skip
-        write_json(folder / "looks.json", record)
-
-
-def calibrate_slices(bench: Bench) -> None:
-    """Every slice of a trained supernet cut out and trained alone for 10 % of the tokens: is a warm start worth its cost?"""
-    from archsearch.progress import ProgressLine
-    from archsearch.training.distill import DistillConfig, distill
-    from archsearch.training.supernet import SupernetConfig, build_supernet, train_supernet
-
-    settings = {"per_step": bench.arguments.per_step, "lr": bench.arguments.lr}
-    folder = bench.work / "supernets" / "-".join(f"{key}{value}" for key, value in settings.items())
-    record = read_json(folder / "looks.json", "supernet")
-    shapes = [Architecture.from_dict(shape) for shape in record["shapes"]]
-    net = build_supernet(
-        bench.target[0], shapes, draft_token_ids=bench.vocabulary().token_ids, calibration_ids=bench.calibration()
-    )
-    last = record["looks"][-1]
-    train_supernet(
-        net, shapes, bench.text, SupernetConfig(tokens=last["tokens"], **settings), checkpoint_dir=folder
-    )  # finished before: loads it
-    config = DistillConfig(max_tokens=bench.tokens // 10, anneal=0.0, warmup_tokens=2000, evaluate_at=(10**9,))
-    found: dict[str, Any] = {"tokens": config.max_tokens, "cpu_s": 0.0, "hits": []}
-    for arch in shapes:
-        draft = net.slice(arch)
-        begin = time.process_time()
-        with ProgressLine(f"calibrate {arch.label()}") as line:
-            result = distill(
-                draft, bench.text, config, heldout=bench.heldout,
-                progress=lambda p, line=line: line(f"loss {p['loss']:.3f}", p["fraction"], 1.0),
-            )  # fmt: skip
-        found["cpu_s"] += time.process_time() - begin
-        found["hits"].append(result.alpha_curve[-1].hits)
-    write_json(folder / "looks.json", record | {"calibrated": found})
-
-
-# ----------------------------------------------------------------------------------------------------------------- report
+def rank_correlation(first: Any, second: Any) -> float:
+    """Spearman's rank correlation."""
+    return float(spearmanr(first, second).statistic)
 
 
 def rank_with_band(
@@ -251,9 +191,9 @@ def rank_with_band(
         texts = rng.integers(len(lengths), size=len(lengths))
         sample = lengths[texts].sum()
         ours = predicted if hits is None else hits[:, texts].sum(1) / sample
-        rhos.append(spearman(ours, final_hits[:, texts].sum(1) / sample))
+        rhos.append(rank_correlation(ours, final_hits[:, texts].sum(1) / sample))
     low, high = np.percentile(rhos, [2.5, 97.5])
-    return {"spearman": spearman(predicted, final), "low": float(low), "high": float(high)}
+    return {"spearman": rank_correlation(predicted, final), "low": float(low), "high": float(high)}
 
 
 def rank_rungs(
@@ -290,24 +230,6 @@ def report(bench: Bench) -> None:
     context = AcceptanceContext(target=bench.target_shape, domain="narrow", coverage=bench.coverage())
     prior = np.array([PriorAcceptance().predict(arch, context).alpha.value for arch in shapes])
     ranks = rank_rungs(list(range(len(shapes))), shapes, rows, prior, final_hits, lengths)
-    for path in sorted((bench.work / "supernets").glob("*/looks.json")):
-        record = read_json(path, "supernet")
-        covered = [shapes.index(Architecture.from_dict(shape)) for shape in record["shapes"]]
-        if len(covered) < len(shapes):  # the same shapes for the others, or the comparison is none
-            some = rank_rungs(covered, shapes, rows, prior, final_hits, lengths)
-            ranks |= {f"{name} ({len(covered)} shapes)": row for name, row in some.items()}
-        for look in record["looks"]:
-            hits = np.array(look["hits"])
-            found = rank_with_band(hits.sum(1) / lengths.sum(), final_hits[covered], lengths, hits)
-            found |= {"cpu_s": look["cpu_s"] + look["evaluation_cpu_s"], "shapes": len(covered),
-                      "alpha": (hits.sum(1) / lengths.sum()).tolist()}  # fmt: skip
-            ranks[f"supernet {path.parent.name}, tokens of {look['share']:.0%} ({len(covered)} shapes)"] = found
-        if "calibrated" in record:
-            hits = np.array(record["calibrated"]["hits"])
-            found = rank_with_band(hits.sum(1) / lengths.sum(), final_hits[covered], lengths, hits)
-            cost = record["looks"][-1]["cpu_s"] + record["calibrated"]["cpu_s"]
-            found |= {"cpu_s": cost, "shapes": len(covered), "alpha": (hits.sum(1) / lengths.sum()).tolist()}
-            ranks[f"the same, each slice then trained alone for 10% ({len(covered)} shapes)"] = found
     predictions = predicted_finals(bench, shapes, rows, final, context)
     errors = paired_errors(final_hits, lengths)
     out = {
@@ -378,7 +300,7 @@ def predicted_finals(
                 "within_two_std": int(sum(inside)), "of": len(inside),
                 "mean_absolute_error": float(np.mean([abs(e.value - truth) for e, truth in zip(found, final, strict=True)])),
                 "mean_std": float(np.mean([e.std for e in found])),
-                "spearman": spearman([e.value for e in found], final.tolist()),
+                "spearman": rank_correlation([e.value for e in found], final.tolist()),
                 "values": [[e.value, e.std, float(truth)] for e, truth in zip(found, final, strict=True)],
             }  # fmt: skip
     return out
@@ -407,19 +329,17 @@ def print_report(out: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["anchors", "supernet", "calibrate", "report"])
+    parser.add_argument("stage", choices=["anchors", "report"])
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--text", type=Path, required=True, help="text cache the target wrote for training prompts")
     parser.add_argument("--heldout", type=Path, required=True, help="text cache of the held-out prompts")
     parser.add_argument("--work", type=Path, default=Path("runs/rungs"))
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--count", type=int, default=10, help="how many of the anchors to train")
-    parser.add_argument("--per-step", type=int, default=2, help="supernet: candidates that learn from each batch")
-    parser.add_argument("--lr", type=float, default=1.5e-3, help="supernet: learning rate")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     bench = Bench(arguments)
-    stages = {"anchors": train_anchors, "supernet": train_supernets, "calibrate": calibrate_slices, "report": report}
+    stages = {"anchors": train_anchors, "report": report}
     stages[arguments.stage](bench)
 
 

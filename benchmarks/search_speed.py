@@ -20,9 +20,10 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import flops_per_token, kv_cache_bytes, weight_bytes_per_pass
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import LatencyOfRounds
+from archsearch.search.exact import rank_alone
 from archsearch.search.objective import Latency, Scorer
 from archsearch.search.space import load_space
-from archsearch.search.study import enumerate_best, search
+from archsearch.search.study import How, search
 from archsearch.workload import Workload
 
 
@@ -85,11 +86,11 @@ def main() -> None:
     exact = None
     if not arguments.no_enumeration:
         start = time.perf_counter()
-        scored = sum(scorer(shape) is not None for shape in space.enumerate(target))
+        alone = rank_alone(space, scorer)
         seconds = time.perf_counter() - start
-        rate = f"{scored / seconds:.0f} candidates/s"
-        print(f"enumeration: {scored} shapes in {seconds:.1f} s, {rate} (space of {space.size(target)})")
-        exact = enumerate_best(space, scorer, top=5)
+        rate = f"{alone.shapes / seconds:.0f} candidates/s"
+        print(f"enumeration: {alone.shapes} shapes in {seconds:.1f} s, {rate} (space of {space.size(target)})")
+        exact = [score.with_rank(rank) for rank, (*_, score) in enumerate(alone.ranked[:5], start=1)]
         groups = scorer.indistinguishable(exact)
         for score in exact:
             gain = f"{score.speedup.value:.4f} +- {score.speedup.std:.2f}"
@@ -101,7 +102,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             start = time.process_time()
             journal = Path(folder) / "journal.log"
-            result = search(space, scorer, trials=arguments.trials, seed=seed, storage=journal)
+            result = search(space, scorer, trials=arguments.trials, seed=seed, storage=journal, how=How("tpe"))
             times.append(time.process_time() - start)
         best = result.best[0].speedup.value
         found.append(result.finished)

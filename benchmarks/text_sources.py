@@ -7,7 +7,7 @@
 The base is a part of a text that the target wrote for a user's prompts (the first `--base` written tokens of the order of
 data_curves.py). Every source adds about as many written tokens again: `answers` (greedy answers to further prompts of the user,
 what all others are measured by), `sampled`, `magpie` (prompts from the bare chat template, greedy answers), `invented` (the same
-behind three of the user's prompts), `longer`, `followup`, `plain`. All are trained for the same number of tokens, at the same
+behind three of the user's prompts), `plain`. All are trained for the same number of tokens, at the same
 looks. Every stage resumes.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from archsearch.files import read_json, write_json
 
-SOURCES = ("answers", "sampled", "magpie", "invented", "longer", "followup", "plain")
+SOURCES = ("answers", "sampled", "magpie", "invented", "plain")
 ANSWER_TOKENS = 256
 ASKED = 160
 
@@ -81,47 +81,22 @@ class Sources:
         found: dict[str, Any] = {}
         if name == "sampled":
             cache = self.answer(name, self.encoded, 0.7, seed=1)
-        elif name == "longer":
-            cache = self.answer(name, supply.longer(self.base, self.ends, 4096))
         elif name == "plain":
             cache = encode_text(self.target, self.tokenizer, self._plain_pieces(), cache_dir=self.work / name)
         else:
             users = self.users if name != "magpie" else []
-            openings = (
-                supply.follow_up_openings(self.tokenizer, self.base) if name == "followup"
-                else supply.askings(self.tokenizer, users, ASKED, seed=1)
-            )  # fmt: skip
+            openings = supply.askings(self.tokenizer, users, ASKED, seed=1)
             temperature, top_p = supply.INVENTING
             turns = self.answer(f"{name}-asked", openings, temperature, supply.PROMPT_TOKENS, top_p=top_p, seed=2)
             made = supply.invented(supply.turns_of(turns.sequences, self.tokenizer, self.ends), self.users, self.kept_apart)
             found = {"asked": len(openings), "kept": len(made.prompts), "dropped": made.dropped,
                      "examples": [p.text[:200] for p in made.prompts[:8]]}  # fmt: skip
-            if name == "followup":
-                cache = self.answer(name, self._behind(turns.sequences, made))
-            else:
-                cache = self.answer(name, encode_prompts(made.prompts, self.tokenizer)[: round(1.2 * len(self.base))])
+            cache = self.answer(name, encode_prompts(made.prompts, self.tokenizer)[: round(1.2 * len(self.base))])
         return found | {
             "texts": len(cache.sequences), "written_tokens": cache.written_tokens,
             "tokens": sum(len(s) - 1 for s in cache.sequences), "wall_s": time.monotonic() - begin,
             "cpu_s": time.process_time() - cpu,
         }  # fmt: skip
-
-    def _behind(self, turns: Any, made: Any) -> list[Any]:
-        from archsearch.text.prompts import EncodedPrompt
-        from archsearch.text.supply import opening, turns_of
-
-        kept = {p.text for p in made.prompts}
-        # What the template puts behind the user's turn, up to the answer.
-        text = self.tokenizer.apply_chat_template([{"role": "user", "content": "XX"}], tokenize=False, add_generation_prompt=True)
-        close = self.tokenizer(text.partition("XX")[2], add_special_tokens=False)["input_ids"]
-        assert opening(self.tokenizer)
-        result = []
-        for sequence, (said, category, _) in zip(turns, turns_of(turns, self.tokenizer, self.ends), strict=True):
-            if said.strip() in kept:
-                ids = sequence.token_ids.tolist()
-                ids = ids[:-1] if ids[-1] in self.ends else ids
-                result.append(EncodedPrompt((*ids, *close), category, sequence.id))
-        return result
 
     def _plain_pieces(self) -> list[str]:
         from archsearch.text.encode import read_texts

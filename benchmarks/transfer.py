@@ -54,9 +54,17 @@ PUBLISHED: dict[str, tuple[str, str, int, dict[int, float]]] = {
         "llama-3.1-70b", "h100-pcie-80gb", 2,
         {1: 43.31, 2: 43.9, 4: 44.87, 8: 46.7, 16: 50.7, 32: 52.0, 64: 57.22},
     ),
+    **{
+        f"{target} on an H20 (AngelSlim)": (target, "h20-sxm-96gb", 1, {1: round(1e3 / speed, 2)})
+        for target, speed in (
+            ("qwen3-1.7b", 390.53), ("qwen3-4b", 234.04), ("qwen3-8b", 153.81), ("qwen3-14b", 94.46),
+            ("qwen3-32b", 43.3), ("qwen3-30b-a3b", 325.42),
+        )
+    },
 }  # fmt: skip
 """Target, device, ranks and ms of a plain step by batch size, vLLM of early 2026, median inter-token latency
-(github.com/tomasruizt/vllm-scripts, InstructCoder prompts). At larger batches it holds steps that read prompts too."""
+(github.com/tomasruizt/vllm-scripts, InstructCoder prompts), and of vLLM 0.11.2 (Tencent AngelSlim, README: tokens/s of one
+request on MT-bench, prompts inside). At larger batches it holds steps that read prompts too."""
 CONTEXT = 512  # InstructCoder: some hundred tokens of prompt and answer; 1024 more move a step by less than 1 % at batch 1
 
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/engines.md that say how engines run rounds on GPUs, from archsearch/engine_rounds.yaml.
+"""Writes docs/engine-rounds.md, how engines run rounds on GPUs, from archsearch/engine_rounds.yaml.
 
 python docs/generate_engines.py            (or: make docs)
 """
@@ -6,6 +6,7 @@ python docs/generate_engines.py            (or: make docs)
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import yaml
@@ -16,7 +17,7 @@ from archsearch.engine_rounds import round_costs
 from archsearch.estimate import Estimate
 from archsearch.files import write_text
 
-FILE = Path(__file__).with_name("engines.md")
+FILE = Path(__file__).with_name("engine-rounds.md")
 DATA = Path(engine_rounds.__file__).with_suffix(".yaml")
 BEGIN, END = "<!-- engine_rounds.yaml: written by make docs -->", "<!-- end of engine_rounds.yaml -->"
 DRAFTERS = {
@@ -43,7 +44,8 @@ def version_rows(engine: str, known: dict[str, Any]) -> list[str]:
         drafter, below = row.get("drafter"), row.get("below")
         switches = ", ".join(f"`{name}={value}`" for name, value in row.get("options", {}).items())
         starts = [since[key] for key in ((drafter, ""), (drafter, switches)) if key in since]
-        first = max([str(known["oldest"]), *starts], key=Version)
+        oldest = known.get("oldest_of", {}).get(drafter, known["oldest"])
+        first = max([str(oldest), *starts], key=Version)
         versions = f"{first} to before {below}" if below else f"{first} on"
         if below:
             since[drafter, switches] = str(below)
@@ -66,19 +68,25 @@ def tables() -> str:
         lines += version_rows(engine, known)
     lines += [
         "",
-        "Milliseconds. GPU: what a round, a draft token and a sequence add. Host: a round, a draft pass, each of its layers.",
+        "## What a class adds",
         "",
-        "| class | draft | order | round | token | sequence | host round | host pass | host layer | source |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "Milliseconds. GPU: what a round, a draft token and a sequence add.",
+        "Host: a round, a draft pass, each of its layers.",
+        "",
+        "| class | draft | order | round | token | sequence | host round | host pass | host layer |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    sources = ["", "## Sources", ""]
     for name in data["classes"]:
         costs = round_costs(name)
         times = (
             costs.round_s, costs.token_s, costs.sequence_s, costs.host_round_s, costs.host_token_s, costs.host_layer_s,
         )  # fmt: skip
-        cells = [f"`{name}`", costs.title, costs.order, *map(milliseconds, times), costs.source.replace("|", "/")]
+        cells = [f"`{name}`", costs.title, costs.order, *map(milliseconds, times)]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        source = f"- `{name}`: {costs.source}"
+        sources += wrap(source, 100, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines + sources)
 
 
 def page(text: str) -> str:

@@ -65,7 +65,7 @@ def main() -> None:
               + f"   {cells[1]['speedup']['value'] / cells[0]['speedup']['value']:.2f} times")  # fmt: skip
     if arguments.picture is not None:
         arguments.picture.parent.mkdir(parents=True, exist_ok=True)
-        print(f"\n{write_picture(arguments.picture, drawn(chart(found), (7.6, 4.2)))}")
+        print(f"\n{write_picture(arguments.picture, drawn(chart(found), size=(7.6, 4.2)))}")
 
 
 if __name__ == "__main__":

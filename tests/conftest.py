@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from archsearch import profiles
+from archsearch.paths import data_dir
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -13,8 +17,35 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several: each with a thread of
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shipped_profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The profiles that git knows: a checkout also holds those that `make demo` and users measured."""
+    listed = subprocess.run(
+        ["git", "ls-files", "profiles/*/profile.json"], cwd=ROOT, capture_output=True, text=True
+    )
+    headers = [ROOT / line for line in listed.stdout.splitlines()]
+    if not headers:  # no checkout: what was shipped is all there is
+        return data_dir("profiles")
+    root = tmp_path_factory.mktemp("shipped") / "profiles"
+    for header in headers:
+        link = root / header.parent.relative_to(ROOT / "profiles")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(header.parent, target_is_directory=True)
+    return root
+
+
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def own_folders(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    shipped_profiles: Path,
+) -> None:
     monkeypatch.chdir(tmp_path)
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(profiles, "data_dir", lambda _name: shipped_profiles)
     if "slow" not in request.keywords:  # slow tests use the real target and may keep its conversion
         monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))

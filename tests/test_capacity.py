@@ -73,25 +73,8 @@ def test_less_kv_leaves_room_for_more_sequences():
     assert capacity.max_batch_size(LLAMA_7B, WIDE, AT_1024, A100) > capacity.max_batch_size(LLAMA_7B, DEEP, AT_1024, A100)
 
 
-@pytest.mark.parametrize("draft", [None, WIDE.replace(window_pattern="SL", sliding_window=256)])
-def test_max_context_is_the_last_that_fits(draft):
-    workload = replace(AT_1024, batch_size=64)
-    target = LLAMA_7B.replace(max_position_embeddings=100_000)
-    draft = draft and draft.replace(max_position_embeddings=100_000)
-    best = capacity.max_context_len(target, draft, workload, A100)
-    assert 100 < best < 100_000
-    assert capacity.fits(target, draft, replace(workload, context_len=best), A100)
-    assert not capacity.fits(target, draft, replace(workload, context_len=best + 1), A100)
-
-
-def test_positions_limit_the_context():
-    assert capacity.max_context_len(LLAMA_7B, None, AT_1024, A100) == 2048
-    assert capacity.max_context_len(LLAMA_7B, WIDE.replace(max_position_embeddings=512), AT_1024, A100) == 512
-
-
 def test_nothing_fits():
     assert capacity.max_batch_size(LLAMA_65B, WIDE, AT_1024, A100) == 0
-    assert capacity.max_context_len(LLAMA_65B, WIDE, AT_1024, A100) == 0
 
 
 def test_no_context_is_counted_as_one_token():

@@ -41,8 +41,9 @@ def test_cli_page_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engines_page_has_the_table_of_rounds() -> None:
-    page = text("engines.md")
-    assert page == generator("generate_engines").page(page), "docs/engines.md is stale; refresh it with: make docs"
+    page = text("engine-rounds.md")
+    assert page == generator("generate_engines").page(page), "docs/engine-rounds.md is stale; refresh it with: make docs"
+    assert "| vllm | draft | 0.6.3 to before 0.8 |  | `vllm-first-engine` |  |" in page
     assert "| vllm | draft | 0.31 on |  | `vllm-none-async` | `VLLM_USE_V2_MODEL_RUNNER=0` |" in page
 
 

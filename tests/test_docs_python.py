@@ -15,7 +15,6 @@ from archsearch.cli import main
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^(?:[A-Z_0-9]+=\S+ )*archsearch (?!\.\.\.)[a-z].*$", re.MULTILINE)
-WRITTEN = ("log.md",)  # what was typed at the time, by the command line of that time
 
 
 @pytest.mark.slow  # fits an H100's kernel tables and searches
@@ -33,9 +32,8 @@ def test_the_examples_of_the_python_page_run(tmp_path: Path, monkeypatch: pytest
 def command_lines() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
-        if page.name not in WRITTEN:
-            blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-            found += [(page.name, line) for block in blocks for line in COMMAND.findall(block)]
+        blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        found += [(page.name, line) for block in blocks for line in COMMAND.findall(block)]
     return found
 
 

@@ -45,10 +45,10 @@ def test_only_vllm_runs_an_idle_draft() -> None:
 
 
 def test_what_archsearch_runs_and_what_each_can() -> None:
-    assert engines_that(lambda row: True) == ("transformers", "vllm", "openvino")
-    assert engines_that(has_recipe) == ("vllm", "openvino")
+    assert engines_that(lambda row: True) == ("transformers", "vllm", "openvino", "llama.cpp")
+    assert engines_that(has_recipe) == ("vllm", "openvino", "llama.cpp")
     assert engines_that(lambda row: row.batches) == ("vllm", "openvino")
-    assert engines_that(lambda row: row.synthesises) == ("transformers", "vllm")
+    assert engines_that(lambda row: row.synthesises) == ("transformers", "vllm", "llama.cpp")
     assert engines_that(lambda row: row.schedules) == engines_that(lambda row: row.dummy_weights) == ("vllm",)
 
 
@@ -60,12 +60,12 @@ def test_a_row_is_whole(row: EngineFacts) -> None:
     assert not row.in_process or not row.recipe
     assert row.make or not any((row.recipe, row.in_process, row.server, row.synthesises))
     assert sum(map(bool, (row.export, row.draft_folder, row.not_exported))) <= 1
-    assert row.version or row.name == "llama.cpp", "say which version the facts hold for"
+    assert row.version, "say which version the facts hold for"
     assert {field.name for field in fields(row)} >= {"sharded_draft", "idle_pass"}
 
 
 def test_an_engine_that_runs_says_what_its_row_says() -> None:
-    for name in ("transformers", "vllm", "openvino"):
+    for name in ("transformers", "vllm", "openvino", "llama.cpp"):
         engine, row = load(ENGINES[name].make)(EngineSettings(), None), ENGINES[name]
         assert (engine.name, engine.concurrent, engine.synthesises, engine.schedules) == (
             name,
@@ -78,10 +78,11 @@ def test_an_engine_that_runs_says_what_its_row_says() -> None:
 def test_unknown_engines() -> None:
     with pytest.raises(ArchsearchError, match="unknown engine 'ollama'; choose one of transformers, vllm, openvino, sglang"):
         engine_facts("ollama")
-    with pytest.raises(ArchsearchError, match="unknown engine 'ollama'; choose one of transformers, vllm, openvino$"):
+    with pytest.raises(ArchsearchError, match="unknown engine 'ollama'; choose one of transformers, vllm, openvino, llama.cpp$"):
         runnable_engine("ollama")
     # No longer unknown: drafts are ranked for it, so the line says which engine confirms them.
-    with pytest.raises(ArchsearchError, match="does not run SGLang: it ranks drafts for it .* --engine transformers or vllm$"):
+    words = "does not run SGLang: it ranks drafts for it .* --engine transformers or vllm or llama.cpp$"
+    with pytest.raises(ArchsearchError, match=words):
         runnable_engine("sglang")
     assert engine_title("vllm") == "vLLM" and engine_title("ollama") == "ollama"
 
@@ -99,3 +100,11 @@ def test_off_still_costs_a_round_in_tensorrt_llm() -> None:
     }
     assert costs["sglang"] == 0.0 and costs["vllm"] > 0.0
     assert costs["tensorrt-llm"] == pytest.approx(0.5e-3, rel=0.1), "what a round adds, without drafting"
+
+
+def test_a_version_that_nobody_looked_at_answers_with_a_warning() -> None:
+    vllm = engine_facts("vllm")
+    assert not vllm.lacks("dflash", "0.25") and "not in 0.25" in vllm.doubt("dflash", "0.25")
+    assert not vllm.doubt("dflash", "0.32") and not vllm.doubt("dflash", None) and not vllm.doubt("eagle3", "0.25")
+    assert not vllm.lacks("suffix", "0.12.0") and "0.12 or later" in vllm.lacks("suffix", "0.11.0")
+    assert "49548" in vllm.schedule_doubt and "enable_adaptive_verification" in vllm.schedule_doubt

@@ -9,7 +9,16 @@ import yaml
 
 from archsearch import engine_rounds as table
 from archsearch.engine_facts import ENGINES
-from archsearch.engine_rounds import BEYOND, COSTS, EngineRounds, engine_rounds, known_engines, newest_version, round_costs
+from archsearch.engine_rounds import (
+    BEYOND,
+    COSTS,
+    EngineRounds,
+    engine_rounds,
+    known_engines,
+    newest_version,
+    parse_options,
+    round_costs,
+)
 from archsearch.errors import ArchsearchError
 
 DATA = yaml.safe_load(Path(table.__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -45,6 +54,7 @@ def test_a_class_is_whole_used_and_says_where_it_comes_from(name: str) -> None:
         "row_token",
         "expands",
         "host_scatter",
+        "ungraphed_layer",
         *COSTS,
         *lookups,
     }
@@ -65,7 +75,7 @@ def test_every_version_has_a_row(engine: str, drafter: str) -> None:
         else:
             assert found.version == version and found.costs.name in DATA["classes"]
     for _, row in (item for item in ROWS if item[0] == engine):
-        assert set(row) <= {"drafter", "below", "options", "class", "refused", "eager", "why", "remedy", "remedy_options"}
+        assert set(row) <= {"drafter", "below", "options", "class", "refused", "eager", "why", "remedy", "remedy_options", "tree"}
         assert set(row.get("options", {})) <= set(known.get("options", {}))
 
 
@@ -229,3 +239,36 @@ def test_bands_grow_beyond_the_batches_that_were_measured() -> None:
     assert costs.band(1) == costs.band(costs.largest_batch) == 1.0 and costs.band(costs.largest_batch + 1) == BEYOND > 1.0
     assert plain.at(256).std > BEYOND * plain.at(64).std
     assert rounds("llama.cpp").plain.at(8).value == 0.0
+
+
+def test_where_an_engine_drafts_trees_it_is_said() -> None:
+    older, chain, newer = (
+        engine_rounds("sglang", version, options, drafter="feature_head")
+        for version, options in (("0.4.5", None), ("0.5.9", {"SGLANG_ENABLE_SPEC_V2": "1"}), ("0.5.23", None))
+    )
+    assert older is not None and chain is not None and newer is not None
+    assert "tree" in older.note and not chain.note and not newer.note
+
+
+def test_a_cache_is_of_16_bits_unless_told() -> None:
+    fp8 = "float8_e4m3fn"
+    for engine, options, cache in (
+        ("vllm", {}, "bfloat16"),
+        ("vllm", {"kv_cache_dtype": "fp8"}, fp8),
+        ("sglang", {"kv_cache_dtype": "auto"}, "bfloat16"),
+        ("tensorrt-llm", {}, fp8),
+    ):
+        found = engine_rounds(engine, options=options)
+        assert found is not None and found.cache_dtype(fp8) == cache and found.cache_dtype("bfloat16") == "bfloat16"
+
+
+@pytest.mark.parametrize("text", ["quick", "0", "-1", "nan", "1e9"])
+def test_a_host_is_a_name_or_a_factor(text: str) -> None:
+    with pytest.raises(ArchsearchError, match="a host is fast, usual, slow or a factor"):
+        engine_rounds("vllm", options={"host": text})
+
+
+def test_a_number_of_rows_is_a_number() -> None:
+    assert parse_options("vllm", ("max_cudagraph_capture_size=1024",)) == {"max_cudagraph_capture_size": "1024"}
+    with pytest.raises(ArchsearchError, match="number of rows"):
+        parse_options("vllm", ("max_cudagraph_capture_size=all",))

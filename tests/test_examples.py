@@ -25,7 +25,9 @@ def ran(command: list[str], folder: Path, path: Path = ROOT) -> str:
 def test_half_the_depth_matters_most_where_the_host_launches_kernels(tmp_path: Path) -> None:
     text = ran([sys.executable, str(ROOT / "examples" / "half_the_depth.py"), "--picture", "plot.svg"], tmp_path)
     gains = [float(value) for value in re.findall(r"([\d.]+) times$", text, re.MULTILINE)]
-    assert len(gains) == 4 and gains[0] == max(gains) > 1.2 and all(1.0 < gain < gains[0] for gain in gains[1:])
+    assert len(gains) == 4
+    launched, captured = gains[:2], gains[2:]
+    assert min(launched) > 1.2 and all(1.0 < gain < min(launched) for gain in captured)
     assert (tmp_path / "plot.svg").stat().st_size < 100_000
 
 
@@ -48,7 +50,7 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "archsearch.cli"]
     asked = ["--target", "llama-3.1-8b", "--gpu", "h100"]
     found = ran([*start, "search", *asked, "--family", "independent", "--trials", "20", "--run", "runs/x"], tmp_path, inside)
-    assert "archsearch search --target llama-3.1-8b --gpu h100" in found  # what to measure next
+    assert "archsearch report runs/x" in found
     assert (tmp_path / "runs" / "x" / "report.html").read_text().count("data-chart=") > 5
     priced = ran([*start, "estimate", *asked, "--draft", "llama-3.2-1b", "--gamma", "4", "--alpha", "0.8", "--engine", "sglang"],
                  tmp_path, inside)  # fmt: skip

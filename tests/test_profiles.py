@@ -142,3 +142,28 @@ def test_statistics_and_noise() -> None:
     quiet = row(times=(1.0, 1.01, 1.02, 1.03, 1.04))
     assert quiet.median_s == 1.02 and not quiet.noisy
     assert row(times=(1.0, 1.0, 1.2, 1.4, 1.4)).noisy
+
+
+def test_a_last_row_without_its_line_end_is_kept_and_added_to(tmp_path: Path) -> None:
+    """A file joined with `cat` or edited by hand: reading loses no row and changes nothing, recording ends the line first."""
+    written = profile(tmp_path / "p")
+    for n in (64, 128):
+        written.record(row(n=n))
+    rows = tmp_path / "p" / "rows.jsonl"
+    rows.write_bytes(rows.read_bytes().rstrip(b"\n"))
+    before = rows.read_bytes()
+    read = Profile.load(tmp_path / "p")
+    assert len(read.rows) == 2 and rows.read_bytes() == before
+    read.record(row(n=256))
+    assert len(Profile.load(tmp_path / "p").rows) == 3
+
+
+def test_a_row_cut_by_a_kill_is_left_out_and_cut_off_by_the_next(tmp_path: Path) -> None:
+    written = profile(tmp_path / "p")
+    written.record(row(n=64))
+    rows = tmp_path / "p" / "rows.jsonl"
+    rows.write_bytes(rows.read_bytes() + b'{"kind": "gemm", "sha')
+    read = Profile.load(tmp_path / "p")
+    assert len(read.rows) == 1
+    read.record(row(n=128))
+    assert len(Profile.load(tmp_path / "p").rows) == 2

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ PACKAGE = Path(archsearch.__file__).resolve().parent
 # Floors from the ground up. A room (a module or a folder of the package) imports itself and rooms on floors below its own.
 FLOORS = (
     ("errors", "estimate", "paths", "progress", "threads"),
-    ("files", "workload", "speedup", "schedule"),
+    ("files", "needs", "workload", "speedup", "schedule"),
     ("hardware", "architecture"),
     ("drafters",),
     ("capacity", "engine_facts", "engine_rounds", "profiles"),
@@ -26,7 +27,7 @@ FLOORS = (
     ("training",),
     ("profiling", "acceptance", "importers"),
     ("search", "engines", "export"),
-    ("runs", "drafts", "traffic"),
+    ("runs", "drafts", "traffic", "recipes"),
     ("report", "listing"),
     ("pipeline",),
     ("demo",),
@@ -37,7 +38,6 @@ GROUND = [room for rooms in FLOORS[:3] for room in rooms]  # what everything els
 HEAVY = ("torch", "transformers", "optuna", "sklearn", "scipy", "pandas", "matplotlib", "numpy")
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
-IDS = [str(path.relative_to(PACKAGE)) for path in MODULES]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
@@ -77,13 +77,18 @@ def test_every_room_has_a_floor() -> None:
     assert {room_of(path) for path in MODULES} - {""} == set(FLOOR_OF)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
-    room = room_of(path)
-    if not room:
-        assert not imported_rooms(TREES[path]), "archsearch/__init__.py loads its names on first use and imports no room"
-        return
-    assert not wrong_imports(room, TREES[path])
+def of_all(modules: Iterable[Path], wrong: Callable[[Path], list[str]]) -> list[str]:
+    """What is wrong in each of `modules`, with its name."""
+    return [f"{path.relative_to(PACKAGE)}: {text}" for path in modules for text in wrong(path)]
+
+
+def test_a_room_imports_only_rooms_below_it() -> None:
+    def wrong(path: Path) -> list[str]:
+        if room := room_of(path):
+            return wrong_imports(room, TREES[path])
+        return [f"{other}: the package itself imports no room" for other, _ in imported_rooms(TREES[path])]
+
+    assert not of_all(MODULES, wrong)
 
 
 def test_the_check_sees_lazy_and_aliased_imports() -> None:
@@ -98,28 +103,32 @@ def test_the_check_sees_lazy_and_aliased_imports() -> None:
     assert wrong_imports("runs", ast.parse("from archsearch.drafts.trainer import DraftTrainer")), "the same floor is not below"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_no_relative_imports_and_no_print(path: Path) -> None:
+def relative_imports_and_prints(path: Path) -> list[str]:
+    found = []
     for node in ast.walk(TREES[path]):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: relative import; write it from archsearch down"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id != "print", f"line {node.lineno}: print; return text, or use click.echo in cli.py"
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found.append(f"line {node.lineno}: relative import; write it from archsearch down")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            found.append(f"line {node.lineno}: print; return text, or use click.echo in cli.py")
+    return found
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MODULES if room_of(path) in GROUND], ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_ground_floors_explain_themselves(path: Path) -> None:
+def test_no_relative_imports_and_no_print() -> None:
+    assert not of_all(MODULES, relative_imports_and_prints)
+
+
+def without_docstring(path: Path) -> list[str]:
     tree = TREES[path]
-    missing = [
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node)
-    ]
-    assert not missing, f"without docstring: {', '.join(missing)}"
-    if path.name != "__init__.py":
-        assert ast.get_docstring(tree), "the module has no docstring"
+    public = (ast.FunctionDef, ast.ClassDef)
+    named = [n for n in tree.body if isinstance(n, public) and not n.name.startswith("_")]
+    missing = [f"{node.name} has no docstring" for node in named if not ast.get_docstring(node)]
+    if path.name != "__init__.py" and not ast.get_docstring(tree):
+        missing.append("the module has no docstring")
+    return missing
+
+
+def test_ground_floors_explain_themselves() -> None:
+    assert not of_all([path for path in MODULES if room_of(path) in GROUND], without_docstring)
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,6 @@ def test_throughput_of_the_two_1_3b_drafts():
     assert sp.tokens_per_s(3.81, 13.13e-3, 8, 60.0e-3) == pytest.approx(23.1, abs=0.05)
 
 
-def test_log_vector():
-    assert sp.tau_from_matched(LOG) == pytest.approx(3.180, abs=5e-4)
-    assert sp.alpha_from_tau(sp.tau_from_matched(LOG), 4) == pytest.approx(0.771, abs=5e-4)
-    positions = sp.conditional_from_matched(LOG)
-    assert positions == pytest.approx([0.728, 0.783, 0.834, 0.858], abs=1e-3)
-    assert sp.tau_from_positions(positions) == pytest.approx(3.180, abs=5e-4)
-    assert sp.accepted_by_position(positions)[-1] == pytest.approx(LOG[-1])
-
-
-def test_counts_and_shares_give_the_same_tau():
-    assert sp.tau_from_matched([27230, 15800, 9470, 6730, 40770]) == pytest.approx(sp.tau_from_matched(LOG))
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.9, 0.999999])
 @pytest.mark.parametrize("gamma", [0, 1, 4, 8])
 def test_tau_is_the_closed_form(alpha, gamma):

@@ -11,7 +11,7 @@ import numpy as np
 
 from archsearch.acceptance.table import Published, load_published
 from archsearch.acceptance.terms import Term
-from archsearch.speedup import alpha_from_tau, drifting_positions, tau_from_positions
+from archsearch.speedup import alpha_from_tau, drifting_positions, rising_root, tau_from_positions
 
 KINDS: Final = ("greedy", "sampled", "feature", "block")
 
@@ -120,7 +120,7 @@ def _cached_errors(sweep: Sweep, drift: float) -> np.ndarray:
 
 
 def first_alpha(tau_value: float, gamma: int, drift: float) -> float:
-    """Acceptance at the first position that gives `tau_value` at `gamma` when logits move by `drift` per position (bisection).
+    """Acceptance at the first position that gives `tau_value` at `gamma` when logits move by `drift` per position.
 
     `alpha_from_tau` is the case of no drift. Raises ValueError for gamma < 1 or a tau outside 1..gamma + 1.
     """
@@ -128,9 +128,8 @@ def first_alpha(tau_value: float, gamma: int, drift: float) -> float:
         return alpha_from_tau(tau_value, gamma)
     if gamma < 1 or not 1.0 <= tau_value <= gamma + 1:
         raise ValueError(f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma {gamma}")
-    low, high = 1e-9, 1.0 - 1e-12
-    for _ in range(60):
-        middle = (low + high) / 2
-        reached = tau_from_positions(drifting_positions(middle, drift, gamma))
-        low, high = (middle, high) if reached < tau_value else (low, middle)
-    return (low + high) / 2
+
+    def reached(alpha: float) -> float:
+        return tau_from_positions(drifting_positions(alpha, drift, gamma))
+
+    return rising_root(reached, tau_value, 1e-9, 1.0 - 1e-12)

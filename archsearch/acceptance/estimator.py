@@ -1,8 +1,8 @@
 """The contract of acceptance estimators, and the values that go in and come out.
 
 An estimator follows scikit-learn's manners: the constructor only stores its arguments, `fit` learns from measured drafts and
-returns itself, `predict` answers for a shape. What differs between estimators (prior, measured, supernet, ...) is where they
-look.
+returns itself, `predict` answers for a shape. What differs between estimators (prior, measured, short trainings, ...) is
+where they look.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from archsearch import speedup
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.needs import TrainingBudget
 
 # Which text acceptance is for. `narrow`: one kind of task, the draft distilled on it; `mixed`: chat, code and documents together.
-DOMAINS: Final = ("chat", "code", "math", "qa", "summarisation", "translation", "completion", "mixed", "narrow")
+# `editing`: code that is rewritten, most of it copied; `random`: prompts of random tokens, as serving benchmarks send them.
+DOMAINS: Final = (
+    "chat", "code", "editing", "math", "qa", "summarisation", "translation", "completion", "mixed", "narrow", "random",
+)  # fmt: skip
 # How a draft came to know what the target writes: `target` made for it (distilled on its text, or reading its hidden states);
 # `shared` through the target's own training (same vendor, same data); `other` neither.
 Training = Literal["target", "shared", "other"]
@@ -59,9 +63,15 @@ class AcceptanceContext:
 
     `domain`: which text (one of DOMAINS); `coverage`: known for the user's own text, None otherwise; `target`: what the
     draft's size is relative to, and caps what size can bring (a draft does not agree more with a target by outgrowing it).
-    `trained_tokens`: tokens of the target's text that the draft has been or will be distilled on, repeats included; None: what
-    is usual for the target's size (`prior.usual_tokens`). `drafter`: `independent` (sees tokens only: what a search makes) or
-    another of DRAFTERS, which see the target's hidden states. `training`: one of TRAININGS; only `target` reads `trained_tokens`.
+    `trained_tokens`: tokens of the target's text that the draft has been or will be distilled on, repeats
+    included; None: what `budget` buys for a draft of its size, or without one what is usual for the
+    target's size (`terms.usual_tokens`). `drafter`: `independent` (sees tokens only: what a search makes) or
+    another of DRAFTERS, which see the target's hidden states (`trained_tokens` None: as published ones
+    accept; `families.context_for` says what a budget buys). `training`: one of TRAININGS; only
+    `target` reads `trained_tokens` and `budget`.
+    `pretrain_tokens`: behind a draft's weights before the target's text; None: none of a draft made for
+    its target, of others what is known of a model of its shape (`learnt.known_learning`).
+    `tokens_std`: of log10(`trained_tokens`), where these are a guess.
     """
 
     target: Architecture | None = None
@@ -72,6 +82,9 @@ class AcceptanceContext:
     trained_tokens: float | None = None
     drafter: str = "independent"
     training: str = "target"
+    budget: TrainingBudget | None = None
+    pretrain_tokens: float | None = None
+    tokens_std: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +136,25 @@ class AcceptanceEstimator(Protocol):
 
 @dataclass(frozen=True)
 class GivenAcceptance:
-    """The same alpha for every shape (`--alpha 0.75`): the latency decides alone."""
+    """The same alpha for every shape (`--alpha 0.75`): the latency decides alone. `rounds`: (tau, gamma)
+    that was given instead, over all rounds, of which alpha is the inverse."""
 
     alpha: float
     std: float = 0.0
+    rounds: tuple[float, int] | None = None
+
+    @classmethod
+    def of_tau(cls, tau: float, gamma: int | None) -> Self:
+        """From tokens a round, the target's own included, as publications print them. Raises
+        ArchsearchError without a gamma, and for a tau that it does not allow."""
+        if gamma is None:
+            raise ArchsearchError("--tau is of one gamma: say it (--gamma N)")
+        if not 1.0 <= tau <= gamma + 1:
+            raise ArchsearchError(
+                f"--tau {tau:g} at --gamma {gamma} must lie between 1 and {gamma + 1}: tokens a round, the"
+                " target's own included"
+            )
+        return cls(speedup.alpha_from_tau(tau, gamma), rounds=(tau, gamma))
 
     def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
         """Nothing to learn: the user said so."""

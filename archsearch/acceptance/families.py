@@ -24,7 +24,7 @@ from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, Accep
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.drafters.drafter import Drafter
 from archsearch.estimate import Estimate
-from archsearch.speedup import accepted_by_position, alpha_estimate, drifting_positions, logit, logit_std
+from archsearch.speedup import accepted_by_position, alpha_estimate, alpha_from_tau, drifting_positions, logit, logit_std
 
 # Logit per position of P-EAGLE heads: fitted as `drifts.Drifts` fits the table's kinds to five sweeps of three targets (one study
 # a target), benchmarks/results/2026-11-22-families/parallel.csv.
@@ -52,15 +52,17 @@ HEAD_SIZE: Final = Estimate(0.3, 0.3, "prior")
 @dataclass(frozen=True)
 class LookupText:
     """Of one kind of text: acceptance of the first token of a match (assumed, between a chat and an edit), and tau over all
-    rounds of prompt lookup with 10 tokens (means over four targets of Spec-Bench's sets, batch 1, temperature 0)."""
+    rounds of prompt lookup with `tokens` (means over four targets of Spec-Bench's sets, batch 1, temperature 0)."""
 
     first: float
     tau: float
+    tokens: int = LOOKUP_TOKENS
 
 
 LOOKUPS: Final[Mapping[str, LookupText]] = {
     "chat": LookupText(0.45, 1.58),  # MT-Bench 1.55, Spec-Bench's conversations and rest 1.67
     "code": LookupText(0.55, 1.77),  # HumanEval
+    "editing": LookupText(0.69, 1.95, 5),  # InstructCoder (vLLM pull request 24344), 5 tokens; a Blazedit .81, 2.96
     "math": LookupText(0.45, 1.63),  # GSM8K
     "qa": LookupText(0.40, 1.24),  # Natural Questions
     "summarisation": LookupText(0.60, 2.05),  # CNN/DM
@@ -68,6 +70,7 @@ LOOKUPS: Final[Mapping[str, LookupText]] = {
     "completion": LookupText(0.45, 1.58),  # as chat: assumed
     "mixed": LookupText(0.50, 1.67),  # all of Spec-Bench
     "narrow": LookupText(0.50, 1.67),  # as mixed: assumed
+    "random": LookupText(0.40, 1.24),  # as qa: assumed
 }
 # logit(alpha) of the first `share` of a target's layers, without training: 5 % accepted at 8 of 30 layers, 46 % at 24 of 30.
 EXIT_LEVEL: Final = (logit(0.05), logit(0.46))
@@ -125,9 +128,13 @@ def _believed(drafter: Drafter, estimator: AcceptanceEstimator, context: Accepta
     given = isinstance(estimator, GivenAcceptance)
     if kind in _OWN:
         own_kind = _OWN[kind](drafter, context)
-        return replace(own_kind, acceptance=estimator.predict(drafter.architecture, context)) if given else own_kind
+        if not isinstance(estimator, GivenAcceptance):
+            return own_kind
+        if estimator.rounds is not None and own_kind.share is not None:
+            return _drafting_in(own_kind, *estimator.rounds)
+        return replace(own_kind, acceptance=estimator.predict(drafter.architecture, context))
     if kind == "parallel_draft":
-        own = estimator.predict(drafter.architecture, context)
+        own = estimator.predict(drafter.architecture, _bought(drafter, context))
         if given:
             return FamilyAcceptance(own)
         return FamilyAcceptance(Acceptance(_doubted(own.alpha), PARALLEL_DRIFT))
@@ -156,11 +163,24 @@ def _shifted(alpha: Estimate, decades: float) -> Estimate:
 
 
 def context_for(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
-    """The context in which the table is asked about a drafter: of its kind, made for its target."""
+    """The context in which the table is asked about a drafter: of its kind, made for its target, on the tokens that the budget
+    buys for it. What comes with its target (MTP) accepts as published ones do, whatever the budget."""
     kind = {"parallel_head": "eagle3"}.get(drafter.acceptance, drafter.acceptance)
     if kind == "independent" or kind in _OWN or kind == "parallel_draft":
         return context
-    return replace(context, drafter=kind, training="target", trained_tokens=None)
+    if kind == "mtp":
+        return replace(context, drafter=kind, training="target", trained_tokens=None, budget=None)
+    bought = _bought(drafter, replace(context, training="target"))
+    return replace(bought, drafter=kind, budget=None)
+
+
+def _bought(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
+    """The context with the tokens that its budget buys, where a training may run several rows a
+    token."""
+    if context.budget is None or context.trained_tokens is not None or context.training != "target":
+        return context
+    tokens = context.budget.tokens(drafter.training_parameters)
+    return replace(context, trained_tokens=float(tokens))
 
 
 def gap_std(first: Drafter, second: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext) -> float:
@@ -184,7 +204,7 @@ def gap_std(first: Drafter, second: Drafter, estimator: AcceptanceEstimator, con
 def _lookup(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
     text = LOOKUPS[context.domain]
     alpha = alpha_estimate(logit(text.first), LOOKUP_STD, "prior")
-    reached = math.fsum(accepted_by_position(drifting_positions(text.first, LOOKUP_DRIFT.value, LOOKUP_TOKENS)))
+    reached = math.fsum(accepted_by_position(drifting_positions(text.first, LOOKUP_DRIFT.value, text.tokens)))
     share = min(1.0, (text.tau - 1.0) / reached)
     return FamilyAcceptance(Acceptance(alpha, LOOKUP_DRIFT), Estimate(share, SHARE_STD, "prior"))
 
@@ -193,6 +213,17 @@ def _suffix(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
     found = _lookup(drafter, context)
     assert found.share is not None
     return replace(found, share=Estimate(min(1.0, SUFFIX_GAIN * found.share.value), SHARE_STD, "prior"))
+
+
+def _drafting_in(found: FamilyAcceptance, tau: float, gamma: int) -> FamilyAcceptance:
+    """Where tau over all rounds was given: a match goes on as is usual, and so many rounds have one; where all would not be
+    enough, all have and more is accepted."""
+    share = (tau - 1.0) / (found.acceptance.tau(gamma).value - 1.0)
+    if share > 1.0:
+        return FamilyAcceptance(Acceptance(Estimate(alpha_from_tau(tau, gamma), 0.0, "given")), Estimate(1.0, 0.0, "given"))
+    alpha = replace(found.acceptance.alpha, std=0.0, source="given")
+    drift = replace(found.acceptance.drift, std=0.0, source="given")
+    return FamilyAcceptance(Acceptance(alpha, drift), Estimate(share, 0.0, "given"))
 
 
 def _exit(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
+from archsearch.acceptance.learnt import tokens_behind
 from archsearch.acceptance.prior import INDEPENDENT_DRIFT, PriorAcceptance, after_trimming
-from archsearch.acceptance.terms import COEFFICIENTS, UNKNOWN_TARGET, shape_terms, tokens_of, while_young
-from archsearch.architecture.counts import body_parameters
+from archsearch.acceptance.terms import COEFFICIENTS, learning_of, shape_terms, target_body, tokens_of, while_young
 from archsearch.architecture.grid import ShapeGrid
 
 Array = NDArray[np.float64]
-VARYING: Final = (
-    "size", "narrow", "overwide", "depth", "single_layer", "grouped", "single_kv_head", "cut_by_window", "window",
-)  # fmt: skip
-"""Terms that depend on the shape; those that `shape_terms` has besides are the context's."""
 
 
 def can_predict(estimator: Any) -> bool:
     """Whether `alphas` knows the estimator."""
-    return type(estimator) in (PriorAcceptance, GivenAcceptance)
+    if type(estimator) is PriorAcceptance:
+        return bool(estimator.names_ == COEFFICIENTS)  # one of an earlier version has terms that vary otherwise
+    return type(estimator) is GivenAcceptance
 
 
 def alphas(estimator: Any, grid: ShapeGrid, context: AcceptanceContext) -> tuple[Array, float]:
@@ -44,13 +42,12 @@ def alphas(estimator: Any, grid: ShapeGrid, context: AcceptanceContext) -> tuple
 
 def _level(prior: PriorAcceptance, grid: ShapeGrid, context: AcceptanceContext) -> Array:
     """logit(alpha) with a full head, [bodies, layers, windows, 1]."""
-    slope = dict(zip(COEFFICIENTS, prior.coefficients_.tolist(), strict=True))
-    shared = {name: value for name, value in prior._terms(grid.at((0, 0, 0, 0)), context).items() if name not in VARYING}
-    level: Any = math.fsum(slope[name] * value for name, value in shared.items())
-    taught = prior.taught(context)
+    slope = dict(zip(prior.names_, prior.coefficients_.tolist(), strict=True))
     varying = _terms(grid, context)
-    for name, value in (while_young(varying, tokens_of(taught)) if taught.training == "target" else varying).items():
-        level = level + slope[name] * value
+    first = prior._terms(grid.at((0, 0, 0, 0)), context)
+    level: Any = math.fsum(slope.get(name, 0.0) * value for name, value in first.items() if name not in varying)
+    for name, value in varying.items():
+        level = level + slope.get(name, 0.0) * value
     return np.asarray(level, dtype=float)
 
 
@@ -58,13 +55,14 @@ def _terms(grid: ShapeGrid, context: AcceptanceContext) -> Mapping[str, Any]:
     """VARYING of every shape; as `terms.shape_terms` has them of one."""
     from archsearch.acceptance.terms import REFERENCE_LAYERS, REFERENCE_RATIO
 
-    target = context.target
-    body = grid.body_parameters() / (body_parameters(target) if target else UNKNOWN_TARGET)
+    target, whole = context.target, target_body(context.target)
+    body = grid.body_parameters() / whole
     hidden = grid.hidden_size[:, None, None, None]
     width = np.log(hidden / target.hidden_size) if target else np.zeros((1, 1, 1, 1))
     layers = np.array(grid.layers)[None, :, None, None]
     heads, kv_heads = (x[:, None, None, None] for x in (grid.num_attention_heads, grid.num_key_value_heads))
-    return {
+    learning = learning_of(grid.at((0, 0, 0, 0)), context, tokens_of(context, grid.parameters()))
+    of_body = {
         "size": np.log10(np.minimum(body, 1.0) / REFERENCE_RATIO),
         "narrow": np.maximum(0.0, -width),
         "overwide": np.maximum(0.0, width),
@@ -72,14 +70,15 @@ def _terms(grid: ShapeGrid, context: AcceptanceContext) -> Mapping[str, Any]:
         "single_layer": (layers == 1).astype(float),
         "grouped": (kv_heads < heads).astype(float),
         "single_kv_head": ((kv_heads == 1) & (heads > 1)).astype(float),
-        **_window_terms(grid, context),
     }
+    learnt = learning.terms(body * whole, whole, tokens_behind(target))
+    return {**while_young(of_body, learning), **learnt, **_window_terms(grid, context)}
 
 
 def _window_terms(grid: ShapeGrid, context: AcceptanceContext) -> Mapping[str, Array]:
-    """`cut_by_window` and `window`, [1, layers, windows, 1]."""
-    names = ("cut_by_window", "window")
-    found = np.zeros((2, len(grid.layers), len(grid.windows)))
+    """`cut_by_window`, `cut_far` and `window`, [1, layers, windows, 1]."""
+    names = ("cut_by_window", "cut_far", "window")
+    found = np.zeros((3, len(grid.layers), len(grid.windows)))
     for depth in range(len(grid.layers)):
         for window in range(len(grid.windows)):
             terms = shape_terms(grid.at((0, depth, window, 0)), context)

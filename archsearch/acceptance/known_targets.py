@@ -1,32 +1,33 @@
 """Targets that the table knows: drafts of theirs, and of their family's other sizes, condition what is believed of a new draft.
 
-A target is known by its shape (fine-tunes share it) where the catalogue has that shape. Published drafts that were made for it
-also say how a new one is taken to be trained: as they were, with their study's and lot's level.
+A target is known by its shape (fine-tunes share it) where the catalogue has that shape.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Final
 
 import numpy as np
 
 from archsearch.acceptance.fitted import load_fit
-from archsearch.acceptance.published import Levels, Query, Spread, coefficients_for, design, lot_of
+from archsearch.acceptance.published import Levels, Lot, Query, Spread, coefficients_for, design, lot_of
 from archsearch.acceptance.table import OWN_LOT, OWN_STUDY, Published, load_published, own_drafts
 from archsearch.acceptance.terms import lot_term
 from archsearch.architecture.architecture import Architecture
 
+# How much of what the published drafts of a target show in common a next one of their kind, on a user's text and engine, has too.
+# Assumed.
+LOT_SHARED: Final = 0.7
+
 
 @dataclass(frozen=True)
 class KnownTarget:
-    """`mean` and `covariance` over COEFFICIENTS for new drafts of one target; `made`: (training, tokens) of its published drafts,
-    None where none was made for it; `words`: what it rests on."""
+    """`mean` and `covariance` over COEFFICIENTS for new drafts of one target; `words`: what they rest on."""
 
     mean: np.ndarray
     covariance: np.ndarray
-    made: tuple[str, float | None] | None
     words: str
 
 
@@ -39,16 +40,9 @@ def known_target(target: Architecture) -> KnownTarget | None:
     own = [anchor for anchor in own_drafts() if anchor.target == key]
     if not (relatives or own):
         return None
-    lots = _lots(rows)
-    named = {lot_term(row.family, row.training): (row.study, lot_of(row)) for row in lots.values()}
-    if own:
-        named["lot target"] = (OWN_STUDY, OWN_LOT)
-    made = lots.get("made")
-    study = OWN_STUDY if own else made.study if made is not None else ""
-    mean, covariance = coefficients_for(_levels(), Query(family, key, named, study))
-    return KnownTarget(
-        mean, covariance, None if made is None else (made.training, made.trained_tokens), _words(rows, relatives, made)
-    )
+    named = _lots(rows) | ({"lot target": (Lot(OWN_STUDY, OWN_LOT),)} if own else {})
+    mean, covariance = coefficients_for(_levels(), Query(family, key, named, OWN_STUDY if own else ""))
+    return KnownTarget(mean, covariance, _words(rows, relatives))
 
 
 @cache
@@ -61,33 +55,30 @@ def _name_of(target: Architecture) -> tuple[str, str]:
     """(the table's key of a target's shape, its family); "" for what the table does not have."""
     from archsearch.architecture import catalogue
 
-    alike = [entry for entry in catalogue.entries() if _same(entry.architecture, target)]
+    alike = catalogue.alike(target)
     keys = {row.target_key for row in load_published() if row.level} | {anchor.target for anchor in own_drafts()}
     key = next((entry.name for entry in alike if entry.name in keys), "")
     families = {row.target_family for row in load_published() if row.level}
     return key, next((entry.family for entry in alike if entry.family in families), "")
 
 
-def _same(first: Architecture, second: Architecture) -> bool:
-    """Whether two targets have the same weights in shape: what a fine-tune does not change."""
-    fields = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    return all(getattr(first, name) == getattr(second, name) for name in fields)
+def _lots(rows: list[Published]) -> dict[str, tuple[Lot, ...]]:
+    """By LOT_TERMS the lots of the target that a new draft is like, all alike. A draft that is yet to be made, or somebody
+    else's, is like none."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        found.setdefault(lot_term(row.family, row.training), {})[lot_of(row)] = row.study
+    if "lot eagle1" in found:  # the same lab's next head would be measured as that one was
+        found.setdefault("lot eagle3", found["lot eagle1"])
+    return {
+        term: tuple(Lot(study, lot, LOT_SHARED / len(lots)) for lot, study in lots.items())
+        for term, lots in found.items()
+        if term not in ("lot target", "lot other")
+    }
 
 
-def _lots(rows: list[Published]) -> dict[str, Published]:
-    """The lot with the most rows of each kind and training, by a row of it; `made`: that of independent drafts made for the
-    target, on its text or pruned from its family with so many tokens (off-the-shelf drafts have none of their own)."""
-    sizes = Counter(lot_of(row) for row in rows)
-    found: dict[str, Published] = {}
-    for row in sorted(rows, key=lambda row: -sizes[lot_of(row)]):
-        found.setdefault(lot_term(row.family, row.training), row)
-    independent = [row for row in found.values() if row.family == "independent" and row.training != "other"]
-    made = [row for row in independent if row.training == "target" or row.trained_tokens]
-    return found | ({"made": made[0]} if made else {})
-
-
-def _words(rows: list[Published], relatives: list[Published], made: Published | None) -> str:
-    """One line for people: how many published drafts it rests on, and which of them a new one is taken to be like."""
+def _words(rows: list[Published], relatives: list[Published]) -> str:
+    """One line for people: how many published drafts it rests on."""
     drafts = {(row.study, row.draft, row.family) for row in rows}
     names = sorted({row.target for row in rows})
     others = {row.target for row in relatives} - set(names)
@@ -96,9 +87,4 @@ def _words(rows: list[Published], relatives: list[Published], made: Published | 
         parts.append(f"{len(drafts)} published draft{'s' if len(drafts) > 1 else ''} of {', '.join(names)}")
     if others:
         parts.append(f"those of {len(others)} other targets of its family")
-    text = " and ".join(parts)
-    if made is not None:
-        alike = len({row.draft for row in rows if lot_of(row) == lot_of(made)})
-        ones = f"{alike} independent ones" if alike > 1 else "independent one"
-        text += f"; a new draft is taken to be made as the {ones} of {made.study}"
-    return text
+    return " and ".join(parts)

@@ -47,6 +47,8 @@ class Trace:
     `agreements` [tokens] bool: both argmaxes are the same token. `ended`: which texts end by themselves, with the end token last
     (the others were cut at a length); empty where that was not recorded. Sampled text (`temperature` > 0) has two arrays more:
     `chances` [tokens] = min(1, q(x) / p(x)) at the target's token x, and `overlaps` [tokens] = sum of min(p, q).
+    `confidences` [tokens]: the probability that the draft gives its most likely token, on greedy text
+    (empty in files of earlier versions): what `chain.py` lets it stop by.
     """
 
     agreements: tuple[np.ndarray, ...]
@@ -57,6 +59,7 @@ class Trace:
     overlaps: tuple[np.ndarray, ...] = ()
     temperature: float = 0.0
     top_p: float = 1.0
+    confidences: tuple[np.ndarray, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.agreements)
@@ -105,7 +108,7 @@ class Trace:
 
         return Trace(
             take(self.agreements), take(self.categories), take(self.ids), take(self.ended), take(self.chances),
-            take(self.overlaps), self.temperature, self.top_p,
+            take(self.overlaps), self.temperature, self.top_p, take(self.confidences),
         )  # fmt: skip
 
     def save(self, path: Path | str) -> None:
@@ -118,6 +121,8 @@ class Trace:
         }
         if self.ended:
             arrays["ended"] = np.array(self.ended, dtype=bool)
+        if self.confidences:
+            arrays["confidences"] = _joined(self.confidences, np.float32)
         if self.sampled:
             arrays["chances"] = _joined(self.chances, np.float32)
             arrays["overlaps"] = _joined(self.overlaps, np.float32)
@@ -143,10 +148,12 @@ class Trace:
                 temperature, top_p = (float(value) for value in data["sampling"]) if sampled else (0.0, 1.0)
                 chances = _split(data["chances"], lengths) if sampled else ()
                 overlaps = _split(data["overlaps"], lengths) if sampled else ()
-                return cls(agreements, tuple(categories), tuple(ids), ended, chances, overlaps, temperature, top_p)
+                sure = _split(data["confidences"], lengths) if "confidences" in data else ()
+                labels = (tuple(categories), tuple(ids), ended)
+                return cls(agreements, *labels, chances, overlaps, temperature, top_p, sure)
         except FileNotFoundError:
             raise MissingDataError(f"agreement trace not found: {path}") from None
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
             raise ArchsearchError(f"{path} is not an agreement trace ({error}); measure the draft again") from error
 
 
@@ -178,13 +185,15 @@ def agreement_trace(
     sequences = _sequences(texts)
     ends = _end_ids(draft) if end_ids is None else set(end_ids)
     agreements: list[np.ndarray] = [np.zeros(0, dtype=bool)] * len(sequences)
+    confidences = [np.zeros(0, dtype=np.float32)] * len(sequences)
     head = _DraftHead(draft)
     for done, (index, states) in enumerate(_draft_states(draft, sequences), start=1):
-        best = _cat([head.argmax(states[start : start + _HEAD_ROWS]) for start in range(0, states.shape[0], _HEAD_ROWS)])
-        agreements[index] = (best == sequences[index].greedy_ids).numpy()
+        rows = [head.best(states[start : start + _HEAD_ROWS]) for start in range(0, states.shape[0], _HEAD_ROWS)]
+        agreements[index] = (_cat([tokens for tokens, _ in rows]) == sequences[index].greedy_ids).numpy()
+        confidences[index] = _cat([sure for _, sure in rows]).numpy()
         if report is not None:
             report(done, len(sequences))
-    return Trace(tuple(agreements), *text_labels(sequences, ends))
+    return Trace(tuple(agreements), *text_labels(sequences, ends), confidences=tuple(confidences))
 
 
 def sampling_trace(
@@ -301,9 +310,12 @@ class _DraftHead:
 
         return functional.linear(states, self.weight, self.bias).cpu()
 
-    def argmax(self, states: torch.Tensor) -> torch.Tensor:
-        """Token ids [n] of the most likely tokens."""
-        return self.ids[self.logits(states).argmax(-1)]
+    def best(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The most likely tokens' ids [n] and probabilities [n] (float32)."""
+        logits = self.logits(states)
+        best = logits.argmax(-1)
+        sure = logits.float().log_softmax(-1).gather(1, best[:, None])[:, 0].exp()
+        return self.ids[best], sure
 
     def ids_within(self, vocab_size: int) -> torch.Tensor:
         """The ids below `vocab_size` (sorted, so a beginning of `ids`)."""

@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from archsearch.acceptance.drifts import first_alpha
-from archsearch.acceptance.estimator import DOMAINS, Acceptance, AcceptanceContext, AcceptanceObservation
+from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation
 from archsearch.acceptance.fitted import FIT_FILE, load_fit
 from archsearch.acceptance.known_targets import known_target
 from archsearch.acceptance.published import Spread
@@ -41,6 +41,7 @@ from archsearch.acceptance.terms import (
     lot_term,
     regressors,
     shape_terms,
+    tokens_of,
 )
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
@@ -70,12 +71,26 @@ NARROW_TEXT_STD: Final = 0.65
 # The correlation of two texts' effects is their likeness to this power (benchmarks/text_likeness.py).
 LIKENESS_POWER: Final = 1.0
 
-_INDEX: Final = {name: number for number, name in enumerate(COEFFICIENTS)}
 # What version 0.1.0 wrote to prior.json, in its order: without names.
-OLD_COEFFICIENTS: Final = tuple(
-    "intercept size target_size depth single_layer overwide narrow temperature tokens early grouped single_kv_head"
-    " cut_by_window window sees_target".split()
-) + tuple(name for name in COEFFICIENTS if name.startswith(("domain ", "drafter ")))
+OLD_COEFFICIENTS: Final = (
+    *"intercept size target_size depth single_layer overwide narrow temperature tokens early grouped".split(),
+    *"single_kv_head cut_by_window window sees_target".split(),
+    *(f"domain {name}" for name in "chat code math qa summarisation translation completion mixed narrow".split()),
+    *(name for name in COEFFICIENTS if name.startswith("drafter ")),
+)
+# Terms of versions 0.1.0 and 0.2.0 in the place of `learnt`: see `earlier_terms`.
+EARLIER_TERMS: Final = ("tokens", "shared_training", "other_training")
+KNOWN_NAMES: Final = {*COEFFICIENTS, *EARLIER_TERMS}
+
+
+def earlier_terms(terms: Mapping[str, float], context: AcceptanceContext) -> dict[str, float]:
+    """What versions 0.1.0 and 0.2.0 knew of a draft's training and windows, so that a run of theirs is scored on as it began:
+    decades of tokens above and below 200k, or that it was not made for the target; all halvings by windows alike."""
+    cut = {"cut_by_window": terms.get("cut_by_window", 0.0) + terms.get("cut_far", 0.0)}
+    if context.training != "target":
+        return cut | {f"{context.training}_training": 1.0, "early": 0.0}
+    seen = max(float(tokens_of(context, 0.0)), 1e3)
+    return cut | {"tokens": math.log10(max(seen, 2e5) / 5e5), "early": math.log10(min(seen, 2e5) / 2e5)}
 
 
 # --- trimmed heads ---------------------------------------------------------------------------------------------------------
@@ -146,12 +161,12 @@ class PriorAcceptance:
         self._published = load_fit(self.fit_file)
         self._target = target
         known = known_target(target) if target is not None and self.fit_file == FIT_FILE else None
+        self.names_ = COEFFICIENTS
         self.coefficients_ = (known or self._published).mean.copy()
         self.covariance_ = (known or self._published).covariance.copy()
-        narrow, spread = _INDEX["domain narrow"], self._published.spread
+        narrow, spread = self.names_.index("domain narrow"), self._published.spread
         # The table's share of a text's effect is in there already.
         self.covariance_[narrow, narrow] += text_std("narrow", spread) ** 2 - text_std("narrow", spread, own=False) ** 2
-        self.made_ = known.made if known else None
         self.observations_ = 0
         self.source_ = "prior"
         self._kept = False
@@ -162,24 +177,14 @@ class PriorAcceptance:
             self._start(target)
         return self
 
-    def taught(self, context: AcceptanceContext) -> AcceptanceContext:
-        """The context with the training of a new draft: where nobody says how it is trained, as published drafts of its target
-        were."""
-        unsaid = (context.drafter, context.training, context.trained_tokens) == ("independent", "target", None)
-        if self.made_ is not None and unsaid:
-            return replace(context, training=self.made_[0], trained_tokens=self.made_[1])
-        return context
-
     def _terms(self, arch: Architecture, context: AcceptanceContext) -> dict[str, float]:
         """The regressors of a shape."""
-        context = self.taught(context)
-        return {**shape_terms(arch, context), lot_term(context.drafter, context.training): 1.0}
+        terms = {**shape_terms(arch, context), lot_term(context.drafter, context.training): 1.0}
+        return terms | earlier_terms(terms, context) if self.names_ != COEFFICIENTS else terms
 
-    @property
-    def intercepts_(self) -> dict[str, float]:
-        """logit(alpha) of the reference draft in each domain."""
-        terms = {name: regressors({"intercept": 1.0, **domain_terms(name)}) for name in DOMAINS}
-        return {name: float(row @ self.coefficients_) for name, row in terms.items()}
+    def _row(self, arch: Architecture, context: AcceptanceContext) -> np.ndarray:
+        """The regressors of a shape in the order of `coefficients_`."""
+        return regressors(self._terms(arch, context), self.names_)
 
     def _coverage(self, arch: Architecture, context: AcceptanceContext) -> tuple[float, float]:
         """(coverage of the head, std of its effect in logit)."""
@@ -201,7 +206,7 @@ class PriorAcceptance:
             arch, context = observation.architecture, observation.context
             alpha = min(max(observation.alpha.value, 0.005), 0.995)
             coverage, vocabulary_std = self._coverage(arch, context)
-            rows.append(regressors(self._terms(arch, context)))
+            rows.append(self._row(arch, context))
             targets.append(logit(_untrimmed_alpha(alpha, coverage)))
             measured_std = observation.alpha.std / (alpha * (1.0 - alpha))
             noise.append(SHAPE_NOISE_STD**2 + vocabulary_std**2 + measured_std**2)
@@ -231,7 +236,7 @@ class PriorAcceptance:
             if apart <= 0.0:
                 continue
             variance = text_std(one.context.domain, self._published.spread) ** 2
-            shared[_INDEX[f"domain {one.context.domain}"], i] = -variance * apart
+            shared[self.names_.index(f"domain {one.context.domain}"), i] = -variance * apart
             for j, other in enumerate(observations):
                 if other.context.domain == one.context.domain:
                     away = 1.0 - text_correlation(other.likeness)
@@ -242,8 +247,8 @@ class PriorAcceptance:
         """What was learnt, so that a search that is continued scores as it began."""
         return {
             "observations": self.observations_,
-            "made": self.made_,
-            "names": list(COEFFICIENTS),
+            "made": None,  # versions until 0.2.0 took a new draft to be made as published ones were
+            "names": list(self.names_),
             "coefficients": self.coefficients_.tolist(),
             "covariance": self.covariance_.tolist(),
         }
@@ -258,21 +263,15 @@ class PriorAcceptance:
             names, observations = tuple(data.get("names", OLD_COEFFICIENTS)), int(data["observations"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise other from error
-        if mean.shape != (len(names),) or covariance.shape != (len(names), len(names)) or not set(names) <= set(COEFFICIENTS):
+        if mean.shape != (len(names),) or covariance.shape != (len(names), len(names)) or not set(names) <= KNOWN_NAMES:
             raise other
-        chosen = [_INDEX[name] for name in names]
-        prior.coefficients_[chosen] = mean
-        prior.covariance_[chosen] = prior.covariance_[:, chosen] = 0.0
-        prior.covariance_[np.ix_(chosen, chosen)] = covariance
+        prior.names_, prior.coefficients_, prior.covariance_ = names, mean, covariance
         if "names" not in data:  # its domains stood alone, and its intercept knew the lot
             for part in (name for name in domain_terms("mixed") if name != "domain mixed"):
-                change = np.eye(len(COEFFICIENTS))
-                change[_INDEX["domain mixed"], _INDEX[part]] = -domain_terms("mixed")[part]
+                change = np.eye(len(names))
+                change[names.index("domain mixed"), names.index(part)] = -domain_terms("mixed")[part]
                 prior.coefficients_ = change @ prior.coefficients_
                 prior.covariance_ = change @ prior.covariance_ @ change.T
-            lot = _INDEX["lot target"]
-            prior.coefficients_[lot] = prior.covariance_[lot] = prior.covariance_[:, lot] = 0.0
-        prior.made_ = tuple(data["made"]) if data.get("made") else None
         prior.observations_, prior._kept = observations, True
         prior.source_ = "modelled" if prior.observations_ else "prior"
         return prior
@@ -283,11 +282,15 @@ class PriorAcceptance:
         Of an independent draft: the mean over tokens. Of a feature drafter: at the first position, from which it sinks.
         """
         self.about(context.target)
-        features = regressors(self._terms(architecture, context))
+        features = self._row(architecture, context)
         full = sigmoid(float(features @ self.coefficients_))
         coverage, vocabulary_std = self._coverage(architecture, context)
         alpha = trimmed_alpha(full, coverage)
         variance = float(features @ self.covariance_ @ features) + SHAPE_NOISE_STD**2 + vocabulary_std**2
+        if context.tokens_std and context.trained_tokens:
+            ends = (replace(context, trained_tokens=context.trained_tokens * 10.0**half) for half in (0.5, -0.5))
+            more, fewer = (self._row(architecture, end) for end in ends)
+            variance += float((more - fewer) @ self.coefficients_ * context.tokens_std) ** 2
         drift = INDEPENDENT_DRIFT
         if context.drafter in FEATURE_DRAFTERS:
             drift = self._published.drift["block" if context.drafter == "block" else "feature"]
@@ -300,7 +303,7 @@ class PriorAcceptance:
         if first == second:
             return 0.0
         self.about(context.target)
-        gap = regressors(self._terms(first, context)) - regressors(self._terms(second, context))
+        gap = self._row(first, context) - self._row(second, context)
         halvings = abs(math.log2(first.head_rows / second.head_rows))
         if context.coverage is not None:
             vocabulary_std = VOCABULARY_STD_KNOWN if halvings else 0.0
@@ -311,7 +314,7 @@ class PriorAcceptance:
     def gap_std(self, first: tuple[Architecture, AcceptanceContext], second: tuple[Architecture, AcceptanceContext]) -> float:
         """`difference_std` of shapes in contexts of their own: drafters of two kinds for one target."""
         self.about(first[1].target)
-        one, other = (regressors(self._terms(*each)) for each in (first, second))
+        one, other = (self._row(*each) for each in (first, second))
         stds = [self._coverage(*each)[1] for each in (first, second)]
         square = max(float((one - other) @ self.covariance_ @ (one - other)), 0.0)
         return math.sqrt(square + 2.0 * SHAPE_NOISE_STD**2 + stds[0] ** 2 + stds[1] ** 2)
@@ -319,7 +322,7 @@ class PriorAcceptance:
     def joint(self, drafts: Sequence[tuple[Architecture, AcceptanceContext]]) -> np.ndarray:
         """[n, n] covariance of logit(alpha) of drafts, each in its own context: what they share and what each has of its own."""
         self.about(drafts[0][1].target)
-        x = np.stack([regressors(self._terms(arch, context)) for arch, context in drafts])
+        x = np.stack([self._row(arch, context) for arch, context in drafts])
         covariance = x @ self.covariance_ @ x.T
         for i, (arch, context) in enumerate(drafts):
             own = SHAPE_NOISE_STD**2 + self._coverage(arch, context)[1] ** 2
@@ -342,10 +345,10 @@ class PriorAcceptance:
         self.about(context.target)
         terms = self._terms(architecture, context)
         rows = []
-        for name in COEFFICIENTS:
-            if name.startswith(("domain ", "drafter ", "lot ", "sees", "shared", "other", "block")) and name not in terms:
+        for name in self.names_:
+            if name not in ("intercept", *_SHAPE_ROWS) and name not in terms:
                 continue
-            index, value = _INDEX[name], terms.get(name, 0.0)
+            index, value = self.names_.index(name), terms.get(name, 0.0)
             std = abs(value) * math.sqrt(max(float(self.covariance_[index, index]), 0.0))
             rows.append((name, value * float(self.coefficients_[index]), std, self._evidence(name, value)))
         rows.append(("unexplained", 0.0, SHAPE_NOISE_STD, "differences between independent drafts of left-out studies"))
@@ -366,7 +369,7 @@ class PriorAcceptance:
 
     def _evidence(self, name: str, value: float) -> str:
         unit = _UNITS.get(name)
-        index = _INDEX[name]
+        index = self.names_.index(name)
         coefficient = f"{self.coefficients_[index]:+.2f} ± {math.sqrt(max(float(self.covariance_[index, index]), 0.0)):.2f}"
         count = self.rows_of(name)
         basis = f"{count} published and own rows" if count else "assumed: no published study varied it"
@@ -376,14 +379,22 @@ class PriorAcceptance:
         return f"{coefficient}{per}; {basis}"
 
 
+# Terms that are told also where they are 0: the shape's.
+_SHAPE_ROWS: Final = ("size", "target_size", "depth", "single_layer", "overwide", "narrow", "temperature", "grouped",
+                      "single_kv_head", "cut_by_window", "cut_far", "window")  # fmt: skip
 _UNITS: Final = {
+    "learnt": "logit by the law of excess loss",
     "size": "decades of body / target's from 1/15",
     "target_size": "decades of target from 10B",
     "depth": "ln(layers / 2)",
     "overwide": "ln(hidden / target's)",
     "narrow": "ln(target's hidden / hidden)",
     "temperature": "temperature",
-    "tokens": "decades of training tokens from 500k",
-    "early": "decades of training tokens below 200k",
+    "early": "decades of training tokens below a million",
+    "late": "decades of training tokens above a million",
+    "tuned": "decades of tuning tokens from 10k",
+    "head_tokens": "decades of training tokens from 300M",
     "cut_by_window": "halvings of the context by windows",
+    "cut_far": "halvings beyond 95 tokens by windows",
+    "long_context": "doublings of the context from 2048",
 }

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ import numpy as np
 from archsearch.acceptance.drifts import Drifts, first_alpha, kind_of, sweeps
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext
 from archsearch.acceptance.fitted import FIT_FILE, PublishedFit
+from archsearch.acceptance.learnt import PUBLISHED_HEAD_TOKENS, USUAL_TARGET_TOKENS, Learning, head_terms
 from archsearch.acceptance.table import OWN_STUDY, Published, inputs_hash, load_published, own_drafts
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
@@ -37,19 +39,17 @@ from archsearch.acceptance.terms import (
     attention_terms,
     depth_terms,
     domain_terms,
+    drafter_terms,
     prior_of,
     regressors,
     shape_terms,
     size_terms,
-    training_terms,
     while_young,
     width_terms,
 )
 from archsearch.files import write_json
 from archsearch.speedup import alpha_from_tau, drifting_positions, logit, tau_from_positions
 
-# A tuned draft whose training tokens no one printed: some 100k to 1M dialogues.
-UNKNOWN_TOKENS: Final = 3e8
 UNKNOWN_TEMPERATURE: Final = 0.5
 # An independent draft whose shape no one printed is taken as the table's off-the-shelf drafts are for their size: width goes with
 # this power of the body's share of the target's, layers with the fourth root of the body, 12 at 100M.
@@ -64,12 +64,15 @@ def row_terms(row: Published) -> dict[str, float]:
     but for width and depth of an independent draft, which are as usual for its size."""
     terms = {"intercept": 1.0, **domain_terms(row.domain)}
     terms["temperature"] = UNKNOWN_TEMPERATURE if row.temperature is None else row.temperature
-    terms |= training_terms(row.training, row.trained_tokens or UNKNOWN_TOKENS)
     if row.layers:
         terms |= depth_terms(row.layers, row.family)
+    behind = row.target_tokens or USUAL_TARGET_TOKENS
     if row.family != "independent":
-        return terms | {"sees_target": 1.0, f"drafter {row.family}": 1.0}
+        terms |= head_terms(row.distill_tokens or PUBLISHED_HEAD_TOKENS, behind)
+        return terms | drafter_terms(row.family)
+    learning = learning_of_row(row)
     if row.body_params_m and row.target_params_b:
+        terms |= learning.terms(row.body_params_m * 1e6, row.target_params_b * 1e9, behind)
         terms |= size_terms(row.body_params_m * 1e6, row.target_params_b * 1e9)
         share = min(row.body_params_m / (1e3 * row.target_params_b), 1.0)
         if not row.layers:
@@ -80,7 +83,13 @@ def row_terms(row: Published) -> dict[str, float]:
         terms |= width_terms(row.hidden_size, row.target_hidden_size)
     if row.heads and row.kv_heads:
         terms |= attention_terms(row.heads, row.kv_heads)
-    return while_young(terms, row.trained_tokens or UNKNOWN_TOKENS) if row.training == "target" else terms
+    return while_young(terms, learning)
+
+
+def learning_of_row(row: Published) -> Learning:
+    """How the draft of a row came to be."""
+    tokens = (row.pretrain_tokens or 0.0, row.distill_tokens or 0.0, row.parent_tokens or 0.0)
+    return Learning(row.init, *tokens, on_policy=bool(row.on_policy))
 
 
 def level_alpha(row: Published, drifts: Mapping[str, Term]) -> float:
@@ -103,8 +112,8 @@ EFFECTS: Final = (
 # Terms of the shape that studies may disagree about: each study has slopes of its own around the common ones. What one finds with
 # its training, text and sizes of model binds another only as far as studies have been found to agree.
 SLOPES: Final = (
-    "size", "depth", "single_layer", "overwide", "narrow", "tokens", "early", "grouped", "single_kv_head",
-    "cut_by_window", "window",
+    "learnt", "size", "depth", "single_layer", "overwide", "narrow", "early", "late", "tuned", "head_tokens", "grouped",
+    "single_kv_head", "cut_by_window", "cut_far", "window",
 )  # fmt: skip
 ALIKE_TEXTS: Final = ("chat", "code")
 ALIKE_DATASETS: Final = ("chat",)
@@ -345,13 +354,22 @@ def best_spread(rows: Design, start: Spread | None = None) -> Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Lot:
+    """A lot that a new draft is like: its effect and its study's count with `weight`."""
+
+    study: str
+    name: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
-    """What is known of a target besides its shape: its `family` and `target` in the table, by LOT_TERMS the (study, lot) that a
-    draft of it shares, and the `study` whose domains it is asked in; "" for new ones."""
+    """What is known of a target besides its shape: its `family` and `target` in the table, by LOT_TERMS the lots that a draft of
+    it is like (`lots`), and the `study` whose domains it is asked in; "" for new ones."""
 
     family: str = ""
     target: str = ""
-    lots: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    lots: Mapping[str, tuple[Lot, ...]] = field(default_factory=dict)
     study: str = ""
 
 
@@ -381,10 +399,21 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarr
         shared(f"domain {domain}", ("family_domain", of_family), ("domain", of_study))
         total[COEFFICIENTS.index(f"domain {domain}")] += spread.of_text(domain) ** 2
     for term in LOT_TERMS:
-        study, lot = query.lots.get(term, ("", ""))
-        shared(term, ("study", study), ("lot", lot))
+        number = COEFFICIENTS.index(term)
+        total[number] += spread.study**2 + spread.lot**2
+        for like in query.lots.get(term, ()):
+            cross[number] += like.weight * spread.study**2 * same([like.study], rows.groups["study"])[0]
+            cross[number] += like.weight * spread.lot**2 * same([like.name], rows.groups["lot"])[0]
+    prior = np.diag(total)
+    for one, other in combinations(query.lots, 2):  # what two kinds share through a study, or a lot
+        pair = COEFFICIENTS.index(one), COEFFICIENTS.index(other)
+        prior[pair] = prior[pair[::-1]] = math.fsum(
+            a.weight * b.weight * (spread.study**2 * (a.study == b.study) + spread.lot**2 * (a.name == b.name))
+            for a in query.lots[one]
+            for b in query.lots[other]
+        )
     inverse, weights = levels.solved
-    covariance = np.diag(total) - cross @ inverse @ cross.T
+    covariance = prior - cross @ inverse @ cross.T
     return mean + cross @ weights, (covariance + covariance.T) / 2
 
 

@@ -30,7 +30,6 @@ class AlphaChoice:
 CHOICES: Final[dict[str, AlphaChoice]] = {
     "prior": AlphaChoice(_PRIOR, "expected from published drafts of like shape"),
     "distilled": AlphaChoice(_PRIOR, "short trainings of the shapes that could win", trains=True),
-    "supernet": AlphaChoice(_PRIOR, "one draft with shared weights for all shapes first", trains=True),
 }
 
 

@@ -62,6 +62,15 @@ def expected_rounds(chances: np.ndarray, gamma: int, *, ended: bool = False, lim
     token of a round that starts at each token, given that those before it were accepted. `ended`: the last token is the end of
     the text. `limit`: the most tokens the engine would have written, where that is more than the text has.
     """
+    starts, lengths = walked(chances, gamma, ended=ended, limit=limit)
+    return starts @ lengths
+
+
+def walked(
+    chances: np.ndarray, gamma: int, *, ended: bool = False, limit: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The walk behind `expected_rounds`: ([starts], the chance that a round starts at each token;
+    [starts, gamma + 1], the chance that a round from there is whole and accepts 0..gamma tokens)."""
     chances = np.asarray(chances, dtype=np.float64)
     tokens = int(chances.shape[0])
     # Rounds start before `last`: later ones have no room for gamma + 1 tokens (max_new_tokens cuts them).
@@ -83,7 +92,7 @@ def expected_rounds(chances: np.ndarray, gamma: int, *, ended: bool = False, lim
         # The round that writes the end token is cut by it: leave out what would reach to or over the last token.
         ends = np.arange(starts)[:, None] + np.arange(1, gamma + 2)[None, :]
         lengths = np.where(ends < tokens, lengths, 0.0)
-    return start_at[:starts] @ lengths
+    return start_at[:starts], lengths
 
 
 def replay_tau(trace: Trace, gamma: int, *, limit: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Replay:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.files import read_json, write_text
+from archsearch.files import read_json, read_yaml, write_text
 from archsearch.text.sketch_file import SKETCH_FILE, TextSketch, load_sketch
 
 FORMAT: Final = 2
@@ -129,11 +129,9 @@ def _stamp(run: Path) -> list[list[Any]]:
 
 
 def _arguments(run_file: Path) -> Mapping[str, Any]:
-    import yaml
-
     try:
-        info = yaml.safe_load(run_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        info = read_yaml(run_file, "the run's file")
+    except ArchsearchError:
         return {}
     arguments = info.get("arguments") if isinstance(info, dict) else None
     return {name: arguments.get(name) for name in ARGUMENTS} if isinstance(arguments, dict) else {}

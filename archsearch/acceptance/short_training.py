@@ -6,12 +6,11 @@ prior explains; of that, its measurement is believed as far as its error lets it
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceEstimator, AcceptanceObservation
+from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation
 from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Estimate
@@ -23,7 +22,7 @@ class ExtrapolatedAcceptance:
     training on to the end adds to the logit of all alike.
 
     `sampling_std`: std of a measured alpha over the sample of texts, which all share; `context`: what the levels were measured
-    in, with the tokens of the full training. `prior`: for what was not trained (PriorAcceptance); the one given is left alone. A
+    in, with the tokens of the full training; what was not trained has the prior's alpha. A
     measurement with error e says S^2 / (S^2 + e^2) of what its shape departs from the fit by (S: SHAPE_NOISE_STD).
     """
 
@@ -33,11 +32,10 @@ class ExtrapolatedAcceptance:
         grown: Estimate,
         context: AcceptanceContext,
         *,
-        prior: AcceptanceEstimator | None = None,
         sampling_std: float = 0.0,
     ) -> None:
         self.levels, self.grown, self.context = levels, grown, context
-        self.prior, self.sampling_std = prior, sampling_std
+        self.sampling_std = sampling_std
         self.noise_std = SHAPE_NOISE_STD
         self.fit([])
 
@@ -49,8 +47,7 @@ class ExtrapolatedAcceptance:
             for shape, (level, std) in self.levels.items()
             if shape not in seen
         ]
-        prior = copy.deepcopy(self.prior) if self.prior is not None else PriorAcceptance()
-        self.prior_ = prior.fit([*observations, *ours])
+        self.prior_ = PriorAcceptance().fit([*observations, *ours])
         return self
 
     def _own_share(self, architecture: Architecture) -> float:

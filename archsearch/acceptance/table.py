@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.acceptance.estimator import DOMAINS, DRAFTERS, TRAININGS
+from archsearch.acceptance.learnt import INITS
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 
@@ -48,7 +49,12 @@ class Published:
     draft_vocab: int | None
     training: str
     recipe: str
-    trained_tokens: float | None
+    init: str
+    pretrain_tokens: float | None
+    parent_tokens: float | None
+    distill_tokens: float | None
+    on_policy: bool | None
+    target_tokens: float | None
     domain: str
     dataset: str
     temperature: float | None
@@ -76,9 +82,13 @@ def _wrong(row: Published) -> str:
     """What no row may say; "" for a good one."""
     if not 0.0 < row.alpha < 1.0:
         return f"alpha {row.alpha:g} lies outside 0 to 1"
-    for name, value, known in (("family", row.family, DRAFTERS), ("training", row.training, TRAININGS)):
+    for name, value, known in (
+        ("family", row.family, DRAFTERS), ("training", row.training, TRAININGS), ("init", row.init, INITS),
+    ):  # fmt: skip
         if value not in known:
             return f"{name} {value!r} is none of {', '.join(known)}"
+    if row.family == "independent" and row.pretrain_tokens is row.distill_tokens is None:
+        return "an independent draft needs pretrain_tokens or distill_tokens"
     if row.level and row.domain not in DOMAINS:
         return f"domain {row.domain!r} is none of {', '.join(DOMAINS)}"
     return ""
@@ -88,7 +98,9 @@ def _wrong(row: Published) -> str:
 def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
     """The rows of the table. Raises ArchsearchError naming the line that is broken."""
     convert: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(("target_params_b", "body_params_m", "trained_tokens", "temperature", "tau", "alpha_std"), _number),
+        **dict.fromkeys(("target_params_b", "body_params_m", "temperature", "tau", "alpha_std"), _number),
+        **dict.fromkeys(("pretrain_tokens", "parent_tokens", "distill_tokens", "target_tokens"), _number),
+        "on_policy": lambda text: {"yes": True, "no": False, "": None}[text],
         **dict.fromkeys(("target_hidden_size", "layers", "hidden_size", "heads", "kv_heads", "draft_vocab", "gamma"), _whole),
         "level": lambda text: {"yes": True, "no": False}[text],
         "positions": lambda text: tuple(float(part) for part in text.split()),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from archsearch.architecture.attention import attention_kind, layer_windows
+from archsearch.architecture.hf_fields import MOST, MOST_LAYERS, check_types, is_whole, short
 from archsearch.errors import InvalidShapeError
+from archsearch.workload import WEIGHT_BYTES
 
-EXPERT_BYTES: Final = {"mxfp4": 0.53125}
-"""Bytes a weight of formats that experts alone are kept in. MXFP4: 4 bits and a scale of 8 bits for each 32 (OCP MX 1.0)."""
 _LATER_FIELDS: Final = frozenset(
     (
         "num_experts",
@@ -23,6 +23,7 @@ _LATER_FIELDS: Final = frozenset(
         "first_dense_layers",
         "expert_format",
         "served_dtype",
+        "weight_format",
         "q_lora_rank",
         "kv_lora_rank",
         "qk_rope_head_dim",
@@ -50,8 +51,9 @@ class Architecture:
     experts of `moe_intermediate_size` FFN columns, beside shared experts of `shared_expert_size` columns in all;
     `intermediate_size` is then the FFN of dense layers. `expert_format`: the format that experts are kept in ("mxfp4") where it
     is not the dtype of the rest; `routing_skew`: how unevenly tokens choose them (see `experts`), None: as usual;
-    `expert_parallel`: ranks hold whole experts rather than columns of all. `served_dtype`: the dtype that the published weights
-    are in where they are quantised.
+    `expert_parallel`: ranks hold whole experts rather than columns of all. `served_dtype`: the format that the published weights
+    are in where they are quantised (`architecture.quantisation`); `weight_format`: the one (of WEIGHT_BYTES) in which the weights
+    of all layers are read while the pass, its cache, embedding and head are in 16 bits, "" for the pass's own dtype.
     MLA (`kv_lora_rank` > 0): keys and values come out of a latent of `kv_lora_rank` numbers beside `qk_rope_head_dim` rotated
     ones, both shared by all heads; `head_dim` is that of queries, `v_head_dim` of values. `attention_sinks`: a learned logit a
     head (gpt-oss); `sandwich_norms`: norms behind attention and FFN too (Gemma 3).
@@ -85,6 +87,7 @@ class Architecture:
     first_dense_layers: int = 0
     expert_format: str = ""
     served_dtype: str = ""
+    weight_format: str = ""
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
@@ -105,8 +108,10 @@ class Architecture:
             "vocab_size",
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InvalidShapeError(f"{name} must be a positive whole number, got {value!r}")
+            if not is_whole(value, 1, MOST_LAYERS if name == "num_hidden_layers" else MOST):
+                raise InvalidShapeError(
+                    f"{name} must be a positive whole number that a model can have, got {short(value)}"
+                )
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidShapeError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
@@ -126,8 +131,9 @@ class Architecture:
         sizes = (self.num_experts_per_tok, self.moe_intermediate_size, self.shared_expert_size, self.first_dense_layers)
         if min(self.num_experts, *sizes) < 0:
             raise InvalidShapeError(f"sizes of experts must not be negative, got {min(self.num_experts, *sizes)}")
-        if self.expert_format and self.expert_format not in EXPERT_BYTES:
-            raise InvalidShapeError(f"expert_format must be one of {', '.join(EXPERT_BYTES)}, got {self.expert_format!r}")
+        for name in ("expert_format", "weight_format"):
+            if (given := getattr(self, name)) and given not in WEIGHT_BYTES:
+                raise InvalidShapeError(f"{name} must be one of {', '.join(WEIGHT_BYTES)}, got {given!r}")
         if not self.num_experts:
             if any(sizes) or self.expert_format:
                 raise InvalidShapeError("experts' sizes are given but num_experts is 0; set num_experts or leave them out")
@@ -211,6 +217,12 @@ class Architecture:
             expert_format="",
         )
 
+    def in_format(self, name: str) -> Architecture:
+        """The same with the weights of its layers kept in a format of WEIGHT_BYTES; experts that have one of their own keep it.
+        "": in the dtype of the pass."""
+        experts = name if self.num_experts and self.expert_format in ("", self.weight_format) else self.expert_format
+        return self.replace(weight_format=name, expert_format=experts)
+
     def dense(self) -> Architecture:
         """The plain transformer of the same width, layers, heads and vocabulary: what a draft of this target may look like.
 
@@ -231,11 +243,12 @@ class Architecture:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
-        """Read back `to_dict`. Raises InvalidShapeError for fields it does not know."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = set(data) - known
-        if unknown:
+        """Read back `to_dict`. Raises InvalidShapeError for fields it does not know and values of
+        another type."""
+        known = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+        if unknown := set(data) - set(known):
             raise InvalidShapeError(f"unknown architecture fields: {', '.join(sorted(unknown))}")
+        check_types(known, data)
         return cls(**data)
 
     def label(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config
@@ -18,6 +19,8 @@ from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 
 _FOLDER = Path(__file__).parent / "catalogue"
+TUNED: Final = ("-instruct", "-it", "-chat", "-chat-hf", "-hf", "-base")
+"""How names of the same shape end on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,13 @@ class CatalogueEntry:
 
 def names() -> list[str]:
     """Every name, by family and then by size ("opt-2.7b" before "opt-13b")."""
-    return sorted(_stems(), key=lambda name: (name.rpartition("-")[0], load(name).parameters))
+    return sorted(stems(), key=lambda name: (name.rpartition("-")[0], load(name).parameters))
 
 
-def _stems() -> list[str]:
-    return sorted(file.stem for file in _FOLDER.glob("*.json"))
+@cache
+def stems() -> tuple[str, ...]:
+    """Every name, by the alphabet: no entry is read for it."""
+    return tuple(sorted(file.stem for file in _FOLDER.glob("*.json")))
 
 
 def entries() -> list[CatalogueEntry]:
@@ -56,11 +61,36 @@ def entries() -> list[CatalogueEntry]:
     return [load(name) for name in names()]
 
 
+def alike(shape: Architecture) -> list[CatalogueEntry]:
+    """The entries with the weights of `shape`: what a fine-tune does not change."""
+    fields = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    return [entry for entry in entries() if all(getattr(entry.architecture, name) == getattr(shape, name) for name in fields)]
+
+
+def named(name: str) -> CatalogueEntry | None:
+    """The entry of that name or hub id, in any case; of a hub id also of the base model, or the tuned one, of the same
+    organisation (`meta-llama/Llama-3.1-8B` is llama-3.1-8b). None for any other name."""
+    wanted = name.lower()
+    if wanted in stems():
+        return load(wanted)
+    if wanted.count("/") != 1:
+        return None
+    organisation, model = wanted.split("/")
+    exact = next((entry for entry in entries() if (entry.hub_id or "").lower() == wanted), None)
+    if exact is not None:
+        return exact
+    for ending in ("", *TUNED):
+        stem = model.removesuffix(ending)
+        if stem in stems() and (load(stem).hub_id or "").lower().startswith(f"{organisation}/"):
+            return load(stem)
+    return None
+
+
 @cache
 def load(name: str) -> CatalogueEntry:
     """The entry called `name` (case does not matter); ArchsearchError with the closest names when there is none."""
     file = _FOLDER / f"{name.lower()}.json"
-    known = _stems()
+    known = stems()
     if name.lower() not in known:  # also keeps "../x" from being read as a file
         close = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.4)
         hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list targets`"

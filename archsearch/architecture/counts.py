@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from archsearch.architecture.architecture import EXPERT_BYTES, Architecture
+from archsearch.architecture.architecture import Architecture
+from archsearch.workload import WEIGHT_BYTES
 
 
 def attention_params(arch: Architecture) -> int:
@@ -91,9 +92,23 @@ def active_parameters(arch: Architecture) -> int:
 
 
 def weight_bytes(arch: Architecture, dtype_bytes: int) -> int:
-    """Bytes of all weights, experts in the format of their own where they have one."""
+    """Bytes of all weights: layers and experts in the format of their own where they have one, the rest in `dtype_bytes`."""
     experts = arch.moe_layers * expert_params(arch) if arch.expert_format else 0
-    return (parameters(arch) - experts) * dtype_bytes + round(experts * EXPERT_BYTES.get(arch.expert_format, 0.0))
+    narrow = _formatted(arch) if arch.weight_format else 0
+    kept = experts * WEIGHT_BYTES.get(arch.expert_format, 0.0) + narrow * WEIGHT_BYTES.get(arch.weight_format, 0.0)
+    return (parameters(arch) - experts - narrow) * dtype_bytes + round(kept)
+
+
+def _formatted(arch: Architecture) -> int:
+    """Weights of layers that are kept in `weight_format`: projections, FFNs and shared experts. Latent attention is priced, and
+    so counted, in 16 bits (NVIDIA's NVFP4 checkpoints of DeepSeek keep it so)."""
+    attention = 0 if arch.kv_lora_rank else attention_params(arch)
+    plain = arch.num_hidden_layers - arch.moe_layers
+    return (
+        arch.num_hidden_layers * attention
+        + plain * mlp_params(arch)
+        + arch.moe_layers * 3 * arch.hidden_size * arch.shared_expert_size
+    )
 
 
 def body_parameters(arch: Architecture) -> int:
@@ -104,7 +119,7 @@ def body_parameters(arch: Architecture) -> int:
 def weight_bytes_per_pass(arch: Architecture, dtype_bytes: int) -> int:
     """Bytes of weights a forward pass reads: layers, norm and head, and all experts (many tokens meet them all). The
     embedding is a lookup of a few rows."""
-    if arch.expert_format:
+    if arch.expert_format or arch.weight_format:
         rest = parameters(arch) - body_parameters(arch) - arch.head_rows * arch.hidden_size
         return weight_bytes(arch, dtype_bytes) - rest * dtype_bytes
     return (body_parameters(arch) + arch.head_rows * arch.hidden_size) * dtype_bytes

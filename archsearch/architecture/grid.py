@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.attention import layer_windows
-from archsearch.architecture.counts import body_parameters, layer_params
+from archsearch.architecture.counts import body_parameters
 
 Ints = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -145,10 +145,6 @@ class ShapeGrid:
     def body_parameters(self) -> Ints:
         """Parameters without embeddings and head, [bodies, layers, 1, 1]."""
         return np.asarray(body_parameters(self.whole()))  # type: ignore[arg-type]
-
-    def layer_parameters(self) -> Ints:
-        """Parameters of one layer, [bodies]."""
-        return np.asarray(layer_params(self.body()))  # type: ignore[arg-type]
 
     def parameters(self) -> Ints:
         """All parameters, [bodies, layers, 1, heads]."""

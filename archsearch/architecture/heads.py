@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import embedding_params, layer_params, norm_params
+from archsearch.architecture.counts import embedding_params, layer_params, norm_params, parameters, weight_bytes
 from archsearch.architecture.ops import AllReduce, Elementwise, Gemm, Op, PassOps, layer_ops, shard_kv_heads
 from archsearch.errors import InvalidShapeError
 
@@ -89,7 +89,9 @@ def head_parameters(head: FeatureHead) -> int:
 
 def head_weight_bytes(head: FeatureHead, dtype_bytes: int) -> int:
     """Bytes of the weights that the head adds to its target; most heads are kept in 16 bits on 8-bit targets too."""
-    return head_parameters(head) * dtype_bytes
+    layers = head.decoder
+    saved = parameters(layers) * dtype_bytes - weight_bytes(layers, dtype_bytes)
+    return head_parameters(head) * dtype_bytes - saved
 
 
 def first_pass_ops(
@@ -187,7 +189,7 @@ def _first_layer(head: FeatureHead, ops: list[Op], m: int) -> list[Op]:
     if head.kind == "mtp":
         return ops
     first = next(place for place, op in enumerate(ops) if not isinstance(op, Gemm) and place > 0)  # after q, k, v
-    wide = [Gemm(op.m, op.n, 2 * op.k) if isinstance(op, Gemm) else op for op in ops[:first]]
+    wide = [replace(op, k=2 * op.k) if isinstance(op, Gemm) else op for op in ops[:first]]
     # one norm each for embedding and hidden state, and the copy that joins them
     return [Elementwise("norm", m * width), Elementwise("add", 2 * m * width), *wide, *ops[first:]]
 

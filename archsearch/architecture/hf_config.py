@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.hf_families import extend, quantised, text_config
+from archsearch.architecture.hf_families import NOT_MODELLED, SAME_AS, extend, quantised, text_config
+from archsearch.architecture.hf_fields import check_fields, short
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.files import read_json
 
@@ -35,6 +36,7 @@ class _Family:
 
 
 _WINDOW: Final = 4096
+MOST_SKEW: Final = 10.0  # the popular expert takes all
 
 FAMILIES: Final[dict[str, _Family]] = {
     "llama": _Family("LlamaForCausalLM"),
@@ -47,11 +49,13 @@ FAMILIES: Final[dict[str, _Family]] = {
     "opt": _Family("OPTForCausalLM", tie_word_embeddings=True),
 }
 
+SIDE_FILES: Final = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 READ_ONLY: Final[dict[str, _Family]] = {
     "mixtral": _Family("MixtralForCausalLM", num_key_value_heads=8, max_position_embeddings=131072),
     "qwen3_moe": _Family("Qwen3MoeForCausalLM", num_key_value_heads=4, head_dim=128, max_position_embeddings=32768),
     "gpt_oss": _Family("GptOssForCausalLM", num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
     "llama4_text": _Family("Llama4ForCausalLM", num_key_value_heads=8, max_position_embeddings=4096 * 32),
+    "glm4_moe": _Family("Glm4MoeForCausalLM", num_key_value_heads=8, head_dim=128, max_position_embeddings=131072),
     "deepseek_v3": _Family("DeepseekV3ForCausalLM", max_position_embeddings=4096),
     "gemma3_text": _Family(
         "Gemma3ForCausalLM", num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, tie_word_embeddings=True
@@ -69,13 +73,19 @@ def from_hf_config(config: Mapping[str, Any]) -> Architecture:
     ours = config.get("archsearch")
     if isinstance(ours, Mapping) and "architecture" in ours:
         return _from_our_key(ours["architecture"])
+    check_fields(config)
     config = text_config(config)
+    check_fields(config)
+    if config.get("model_type") in SAME_AS:
+        config = {**config, "model_type": SAME_AS[str(config["model_type"])]}
     model_type = config.get("model_type")
     if model_type in READ_ONLY:
         return quantised(config, _skewed(ours, extend(config, _from_rotary(config, str(model_type)))))
     if model_type not in FAMILIES:
-        known = ", ".join([*FAMILIES, *READ_ONLY])
-        raise InvalidShapeError(f"model_type {model_type!r} is not supported; use a model of one of {known}")
+        if model_type in NOT_MODELLED:
+            raise InvalidShapeError(f"model_type {model_type!r} has {NOT_MODELLED[str(model_type)]}, which is not modelled")
+        known = ", ".join([*FAMILIES, *READ_ONLY, *SAME_AS])
+        raise InvalidShapeError(f"model_type {short(model_type)} is not supported; use a model of one of {known}")
     return quantised(config, _from_opt(config) if model_type == "opt" else _from_rotary(config, str(model_type)))
 
 
@@ -84,8 +94,10 @@ def _skewed(ours: Any, arch: Architecture) -> Architecture:
     skew = ours.get("routing_skew") if isinstance(ours, Mapping) else None
     if skew is None:
         return arch
-    if isinstance(skew, bool) or not isinstance(skew, int | float) or skew < 0:
-        raise InvalidShapeError(f"archsearch.routing_skew in config.json must be a number of at least 0, got {skew!r}")
+    if isinstance(skew, bool) or not isinstance(skew, int | float) or not 0 <= skew <= MOST_SKEW:
+        raise InvalidShapeError(
+            f"archsearch.routing_skew in config.json must be a number of 0 to {MOST_SKEW:g}, got {short(skew)}"
+        )
     return arch.replace(routing_skew=float(skew))
 
 
@@ -99,10 +111,9 @@ def _from_our_key(fields: Any) -> Architecture:
 
 
 def _required(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        kind = config.get("model_type")
-        raise InvalidShapeError(f"config.json of model_type {kind!r} needs {name} as a positive whole number, got {value!r}")
+    value: int | None = config.get(name)
+    if value is None:
+        raise InvalidShapeError(f"config.json of model_type {config.get('model_type')!r} needs {name}")
     return value
 
 
@@ -157,7 +168,9 @@ def _windows(config: Mapping[str, Any], model_type: str, layers: int) -> list[in
         first = config.get("max_window_layers", 28) if qwen else 0
         return [window if layer >= first else None for layer in range(layers)]
     if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
-        raise InvalidShapeError(f"layer_types must name sliding_attention or full_attention per layer ({layers}), got {types}")
+        raise InvalidShapeError(
+            f"layer_types must name sliding_attention or full_attention per layer ({layers}), got {short(types)}"
+        )
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
@@ -277,6 +290,18 @@ def _same_shape(config: Mapping[str, Any], arch: Architecture) -> bool:
     return read.windows() == arch.windows() and read == arch.replace(**spelling)
 
 
+def _with_side_files(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """`config` with the quantisation that older tools write beside it: ModelOpt, AutoGPTQ, llm-awq."""
+    if "quantization_config" in config:
+        return config
+    for name, method in SIDE_FILES.items():
+        if (folder / name).is_file():
+            found = read_json(folder / name, "quantisation config")
+            inner = found.get("quantization", found) if isinstance(found, Mapping) else {}
+            return {**config, "quantization_config": {"quant_method": method, **inner}}
+    return config
+
+
 def read_architecture(path: Path) -> Architecture:
     """The Architecture of a model folder or of a config.json file.
 
@@ -288,6 +313,7 @@ def read_architecture(path: Path) -> Architecture:
     config = read_json(file, "model config")
     if not isinstance(config, Mapping):
         raise ArchsearchError(f"model config {file} must be a JSON object, got {type(config).__name__}")
+    config = _with_side_files(config, file.parent)
     try:
         return from_hf_config(config)
     except InvalidShapeError as error:

@@ -7,16 +7,36 @@ all families share and adds its own; a variant that is not modelled is an Invali
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.quantisation import weight_format
 from archsearch.errors import InvalidShapeError
 
 Config = Mapping[str, Any]
+SAME_AS: Final = {"kimi_k2": "deepseek_v3"}
+"""Types whose config.json has the fields of another type, which their code is a copy of."""
+NOT_MODELLED: Final = {
+    "qwen3_next": "linear attention (a gated delta net) in three of four layers",
+    "qwen3_5": "linear attention (a gated delta net) in three of four layers",
+    "qwen3_5_moe": "linear attention (a gated delta net) in three of four layers",
+    "kimi_linear": "linear attention in three of four layers",
+    "minimax": "linear (lightning) attention",
+    "deepseek_v32": "sparse attention, whose indexer chooses the keys",
+    "glm_moe_dsa": "sparse attention, whose indexer chooses the keys",
+    "gemma3n_text": "embeddings of every layer and several residual streams",
+    "nemotron_h": "state-space (Mamba) layers",
+    "jamba": "state-space (Mamba) layers",
+    "falcon_h1": "state-space (Mamba) layers",
+    "granitemoehybrid": "state-space (Mamba) layers",
+}
+"""The part of a type that no kernel here prices: such a target is refused by it."""
+SIZES: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 TEXT_OF: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Types whose config.json keeps the language model under `text_config`, and the type of that."""
-SERVED: Final = {"fp8": "float8_e4m3fn"}
-EXPERT_FORMATS: Final = ("mxfp4",)
+EXPERTS_ONLY: Final = ("mxfp4", "experts_int8")
+"""Methods that leave all but the experts of a mixture in 16 bits."""
 
 
 def text_config(config: Config) -> Config:
@@ -31,7 +51,23 @@ def text_config(config: Config) -> Config:
     if not isinstance(inner, Mapping):
         raise InvalidShapeError(f"config.json of model_type {kind!r} needs text_config, the fields of its language model")
     outer = {name: config[name] for name in ("quantization_config", "archsearch") if name in config}
-    return {**outer, **inner, "model_type": TEXT_OF[str(kind)]}
+    text = {**outer, **inner, "model_type": TEXT_OF[str(kind)]}
+    if absent := [name for name in SIZES if name not in text]:
+        text |= {name: value for name, value in class_defaults(text["model_type"]).items() if name in absent}
+    return text
+
+
+@lru_cache(maxsize=8)
+def class_defaults(model_type: str) -> Mapping[str, Any]:
+    """What transformers takes where the nested config of a type leaves a field out, as `save_pretrained` does with each that is
+    the default; nothing where transformers is not installed or does not know the type."""
+    try:
+        from transformers import CONFIG_MAPPING
+
+        found: Mapping[str, Any] = CONFIG_MAPPING[model_type]().to_dict()
+    except (ImportError, KeyError):
+        return {}
+    return found
 
 
 def extend(config: Config, base: Architecture) -> Architecture:
@@ -43,24 +79,21 @@ def extend(config: Config, base: Architecture) -> Architecture:
 
 
 def quantised(config: Config, arch: Architecture) -> Architecture:
-    """`arch` with the formats that `quantization_config` names, as far as they are priced; others are left unsaid."""
+    """`arch` with what `quantization_config` says of its weights: `served_dtype`, or `expert_format` where it is of the experts
+    alone. `models.targets.TargetRef.served` prices it, or refuses a format that nobody prices by its name."""
     given = config.get("quantization_config")
-    method = given.get("quant_method") if isinstance(given, Mapping) else None
-    if method in SERVED:
-        return arch.replace(served_dtype=SERVED[method])
-    return arch.replace(expert_format=method) if method in EXPERT_FORMATS and arch.num_experts else arch
+    found = weight_format(given)
+    if isinstance(given, Mapping) and given.get("quant_method") in EXPERTS_ONLY and arch.num_experts:
+        return arch.replace(expert_format=found)
+    return arch.replace(served_dtype=found) if found else arch
 
 
 def _number(config: Config, *names: str) -> int:
-    """The first of `names` that is there; a positive whole number."""
+    """The first of `names` that is there."""
     for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    given, kind = ", ".join(f"{name}={config.get(name)!r}" for name in names), config.get("model_type")
-    raise InvalidShapeError(
-        f"config.json of model_type {kind!r} needs {' or '.join(names)} as a positive whole number, got {given}"
-    )
+        if config.get(name) is not None:
+            return int(config[name])
+    raise InvalidShapeError(f"config.json of model_type {config.get('model_type')!r} needs {' or '.join(names)}")
 
 
 def _only(config: Config, name: str, allowed: tuple[Any, ...]) -> None:
@@ -117,15 +150,22 @@ def _gpt_oss(config: Config, base: Architecture) -> Architecture:
 
 
 def _llama4(config: Config, base: Architecture) -> Architecture:
-    """Chunked attention on three of four layers counts as a window of a chunk; its norm of queries and keys has no weights."""
-    _only(config, "interleave_moe_layer_step", (1,))
-    columns = _number(config, "intermediate_size")
+    """Chunked attention on three of four layers counts as a window of a chunk; its norm of queries and keys has no weights.
+
+    Where every second layer has experts (Maverick) as many count as come first without: what a pass runs is the same, whatever
+    their order.
+    """
+    columns, layers = _number(config, "intermediate_size"), base.num_hidden_layers
+    listed = config.get("moe_layers")
+    step = _number({"interleave_moe_layer_step": 1, **config}, "interleave_moe_layer_step")
+    with_experts = len(listed) if isinstance(listed, list) and listed else layers // step
     return base.replace(
         intermediate_size=_number(config, "intermediate_size_mlp", "intermediate_size"),
         num_experts=_number(config, "num_local_experts"),
         num_experts_per_tok=_number(config, "num_experts_per_tok"),
         moe_intermediate_size=columns,
         shared_expert_size=columns,
+        first_dense_layers=layers - with_experts,
         **_pattern(int(config.get("attention_chunk_size") or 8192), 4, base.num_hidden_layers),
     )
 
@@ -146,6 +186,20 @@ def _deepseek(config: Config, base: Architecture) -> Architecture:
         kv_lora_rank=_number(config, "kv_lora_rank"),
         qk_rope_head_dim=rope,
         v_head_dim=_number(config, "v_head_dim"),
+    )
+
+
+def _glm4_moe(config: Config, base: Architecture) -> Architecture:
+    """GLM-4.5 and GLM-4.5-Air: plain attention with biases on queries, keys and values; DeepSeek's experts beside it."""
+    columns = _number(config, "moe_intermediate_size")
+    return base.replace(
+        num_experts=_number(config, "n_routed_experts", "num_local_experts"),
+        num_experts_per_tok=_number(config, "num_experts_per_tok"),
+        moe_intermediate_size=columns,
+        shared_expert_size=columns * int(config.get("n_shared_experts") or 0),
+        first_dense_layers=int(config.get("first_k_dense_replace") or 0),
+        attention_bias=bool(config.get("attention_bias", False)),
+        qk_norm=bool(config.get("use_qk_norm", False)),
     )
 
 
@@ -172,6 +226,7 @@ _READERS: Final[dict[str, Callable[[Config, Architecture], Architecture]]] = {
     "gpt_oss": _gpt_oss,
     "llama4_text": _llama4,
     "deepseek_v3": _deepseek,
+    "glm4_moe": _glm4_moe,
     "gemma3_text": _gemma3,
     "phi3": _phi3,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Experts, Gemm, LatentAttention
@@ -90,6 +90,13 @@ def _latent_base(op: LatentAttention) -> list[float]:
 def _latent_place(op: LatentAttention) -> list[float]:
     sizes = (op.batch, op.keys(), op.heads, op.tokens, op.hidden, op.q_rank + 1, op.latent)
     return [math.log(size) for size in sizes]
+
+
+def row_sizes(op: Any) -> dict[str, Any]:
+    """The sizes of `op` as a row has them. What a kind learnt later (a width, a format of weights) is
+    left out where it says nothing, so that rows made before keep their key."""
+    later = {"gemm": "format", "elementwise": "width"}.get(op.kind)
+    return {name: value for name, value in asdict(op).items() if name != later or value}
 
 
 KERNELS: Final = "archsearch.profiling.kernels"

@@ -10,22 +10,26 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from archsearch.architecture.architecture import EXPERT_BYTES, Architecture
+from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.experts import ROUTING_SKEW, busiest_rank, expert_layout
 from archsearch.errors import InvalidShapeError
+from archsearch.workload import WEIGHT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """[m, k] x [k, n], weights of n*k elements."""
+    """[m, k] x [k, n], weights of n*k elements. `format`: of the weights where it is not the dtype
+    of the pass (WEIGHT_BYTES)."""
 
     m: int
     n: int
     k: int
+    format: str = ""
     kind = "gemm"
 
     def weight_elements(self) -> int:
-        return self.n * self.k
+        """Weights read; of a format of their own counted in numbers of 16 bits."""
+        return round(self.n * self.k * WEIGHT_BYTES[self.format] / 2) if self.format else self.n * self.k
 
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
@@ -97,7 +101,7 @@ class Experts:
 
     def weight_elements(self) -> int:
         """Weights read, counted in numbers of 16 bits where the experts have a format of their own."""
-        share = EXPERT_BYTES[self.format] / 2 if self.format else 1.0
+        share = WEIGHT_BYTES[self.format] / 2 if self.format else 1.0
         return round(3 * self.hidden * self.inter * self.touched * share)
 
     def flops(self) -> int:
@@ -264,16 +268,14 @@ def attention_ops(arch: Architecture, asked: Attention, ranks: int, fused: bool)
         return [_latent_op(arch, asked, q_heads)]
     kv_heads = shard_kv_heads(arch.num_key_value_heads, ranks)
     q_size, kv_size = q_heads * arch.head_dim, kv_heads * arch.head_dim
-    ops: list[Op] = (
-        [Gemm(m, q_size + 2 * kv_size, hidden)]
-        if fused
-        else [Gemm(m, q_size, hidden), Gemm(m, kv_size, hidden), Gemm(m, kv_size, hidden)]
-    )
+    widths = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
+    kept = arch.weight_format
+    ops: list[Op] = [Gemm(m, width, hidden, kept) for width in widths]
     if arch.qk_norm:
         ops.append(Elementwise("norm", m * (q_size + kv_size)))
     if not arch.learned_positions:
         ops.append(Elementwise("rope", m * (q_size + kv_size)))
-    return [*ops, replace(asked, q_heads=q_heads, kv_heads=kv_heads, head_dim=arch.head_dim), Gemm(m, hidden, q_size)]
+    return [*ops, replace(asked, q_heads=q_heads, kv_heads=kv_heads, head_dim=arch.head_dim), Gemm(m, hidden, q_size, kept)]
 
 
 def _latent_op(arch: Architecture, asked: Attention, heads: int) -> LatentAttention:
@@ -294,13 +296,10 @@ def _latent_op(arch: Architecture, asked: Attention, heads: int) -> LatentAttent
 def _ffn_ops(arch: Architecture, m: int, columns: int, ranks: int, fused: bool) -> list[Op]:
     """A plain FFN of `columns` over all ranks."""
     hidden, ffn = arch.hidden_size, shard_size(columns, ranks, "intermediate_size")
-    if not arch.gated_mlp:
-        ops: list[Op] = [Gemm(m, ffn, hidden)]
-    elif fused:
-        ops = [Gemm(m, 2 * ffn, hidden)]
-    else:
-        ops = [Gemm(m, ffn, hidden), Gemm(m, ffn, hidden)]
-    return [*ops, Elementwise("act", m * ffn), Gemm(m, hidden, ffn)]
+    widths = [ffn] if not arch.gated_mlp else [2 * ffn] if fused else [ffn, ffn]
+    kept = arch.weight_format
+    ops = [Gemm(m, width, hidden, kept) for width in widths]
+    return [*ops, Elementwise("act", m * ffn), Gemm(m, hidden, ffn, kept)]
 
 
 def _expert_ops(arch: Architecture, m: int, ranks: int, fused: bool) -> list[Op]:

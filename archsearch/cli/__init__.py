@@ -13,6 +13,7 @@ from archsearch.cli import (  # noqa: F401  (they register their commands)
     export,
     listing,
     profile,
+    recipe,
     report,
     schedule,
     search,

@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from archsearch.acceptance.estimator import DOMAINS
+from archsearch.cli import options as o
 from archsearch.cli.app import main
-from archsearch.cli.options import dtype_choice, json_option, training_option
 from archsearch.cli.output import emit
 
 
 @main.command()
-@click.option("--target", required=True, metavar="T", help="Catalogue name, folder with config.json and weights, or hub id.")
-@click.option(
-    "--draft",
-    required=True,
-    metavar="D",
-    help="Draft folder, hub id or catalogue name (--explain: any config.json); or ngram, ngram:2-5, suffix, early_exit:8,16.",
+@o.options(
+    "What is measured",
+    o.target_opt,
+    o.opt(
+        "--draft",
+        "Draft folder, hub id or catalogue name (--explain: any config.json); or ngram, ngram:2-5, suffix, "
+        "early_exit:8,16.",
+        o.DRAFT, required=True,
+    ),
+    o.prompts_opt("the demo's"),
+    o.opt("--temperature", "0: greedy; above: sampling.", float, 0.0),
+    o.opt("--top-p", "Nucleus of target and draft, when sampling.", float, 1.0),
+    o.opt("--max-prompts", "At most so many.", o.COUNT, 64),
+    o.opt("--answer-tokens", "Of each answer.", click.IntRange(min=2), 128),
+    o.opt("--dtype", "Of target and draft.", o.DTYPE, "float32"),
+    o.seed_opt,
 )
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Your prompts, JSON lines: prompt, OpenAI messages or ShareGPT conversations, with an optional category.",
+@o.options(
+    "The prior",
+    o.opt("--explain", "Also what the prior thinks of this shape, term by term. Needs no weights.", bool),
+    o.domain_opt,
+    *o.training_opts,
+    o.opt("--gamma", "Of --tau.", o.COUNT),
 )
-@click.option("--temperature", default=0.0, show_default=True, metavar="F", help="0: greedy; above: sampling.")
-@click.option("--top-p", default=1.0, show_default=True, metavar="F", help="Nucleus of target and draft, when sampling.")
-@click.option("--max-prompts", default=64, show_default=True, type=click.IntRange(min=1), metavar="N")
-@click.option("--answer-tokens", default=128, show_default=True, type=click.IntRange(min=2), metavar="N")
-@click.option("--dtype", default="float32", show_default=True, metavar="D", callback=dtype_choice, help="Of target and draft.")
-@click.option("--explain", is_flag=True, help="Also what the prior thinks of this shape, term by term. Needs no weights.")
-@click.option(
-    "--domain", type=click.Choice(DOMAINS), help="Which text this is, for the prior (default: narrow, chat without prompts)."
+@o.options(
+    "The modelled speed-up at each gamma",
+    o.gpu_opt,
+    o.profile_opt,
+    o.opt("--batch-size", "Sequences in one pass.", o.COUNT, 1),
+    o.mode_opt,
 )
-@training_option
-@click.option("--gpu", metavar="NAME", help="Also the modelled speed-up at each gamma on this device.")
-@click.option("--profile", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A profile, instead of --gpu.")
-@click.option("--batch-size", default=1, show_default=True, type=click.IntRange(min=1), metavar="N", help="For the speed-up.")
-@click.option("--mode", type=click.Choice(["eager", "graph"]), help="For the speed-up (default: vllm's on a GPU).")
-@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder for the target's text (kept there).")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the figures as JSON.")
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the trace (.npz).")
-@click.option("--seed", default=0, show_default=True, help="Of the text that the target samples.")
-@json_option
+@o.options(
+    "",
+    o.opt("--cache", "Folder for the target's text (kept there).", o.FOLDER),
+    o.opt("--output", "Write the figures as JSON.", o.FILE),
+    o.opt("--trace", "Write the trace (.npz).", o.FILE),
+)
+@o.json_option  # fmt: skip
 def acceptance(as_json: bool, **options: Any) -> None:
     """Measure how much of a draft its target accepts: alpha, and tokens per round (tau) at each gamma, on your own prompts.
 

@@ -11,16 +11,19 @@ from typing import Any
 import click
 
 from archsearch import __version__
-from archsearch.errors import ArchsearchError
+from archsearch.cli.options import Command
+from archsearch.errors import ArchsearchError, missing_extra
 
 ORDER = (
     "doctor", "profile", "engine", "search", "estimate", "traffic", "bench-serve", "acceptance", "train", "confirm",
-    "schedule", "export", "report", "compare", "dashboard", "worker", "list", "demo",
+    "schedule", "export", "recipe", "report", "compare", "dashboard", "worker", "list", "demo",
 )  # fmt: skip
 
 
 class Group(click.Group):
     """Turns what the user can mend into one line and an exit status; a bug keeps its traceback."""
+
+    command_class = Command
 
     def list_commands(self, context: click.Context) -> list[str]:
         """In the order in which they are used."""
@@ -31,28 +34,39 @@ class Group(click.Group):
         try:
             return super().invoke(context)
         except ArchsearchError as error:
-            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            click.echo(f"Error: {one_line(str(error))}", err=True)
             context.exit(error.exit_code)
         except click.UsageError as error:  # click prints three lines of usage around it
             if isinstance(error, click.exceptions.NoArgsIsHelpError):
                 raise
             where = error.ctx.command_path if error.ctx else "archsearch"
-            click.echo(f"Error: {' '.join(error.format_message().split())} (see {where} --help)", err=True)
+            click.echo(f"Error: {one_line(error.format_message())} (see {where} --help)", err=True)
             context.exit(error.exit_code)
+        except ModuleNotFoundError as error:
+            words = missing_extra(error)
+            if words is None:
+                raise
+            click.echo(f"Error: {words}", err=True)
+            context.exit(2)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
+            if error.errno == errno.EPIPE:  # click ends quietly where nobody reads on
                 raise
             where = f" ({error.filename})" if error.filename else ""
-            click.echo(
-                f"Error: {error.strerror}{where}; free space or choose a folder you can write to. What was finished is kept.",
-                err=True,
-            )
+            unwritable = error.errno in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT)
+            advice = "; free space or choose a folder you can write to" if unwritable else ""
+            words = one_line(f"{error.strerror or error}{where}{advice}")
+            click.echo(f"Error: {words}. What was finished is kept.", err=True)
             context.exit(2)
         except KeyboardInterrupt as error:  # which says so where the same command does not go on
             words = str(error) or "stopped. What was finished is kept; the same command continues"
             words = f"{words[0].upper()}{words[1:]}."
             click.echo(f"\n{words}", err=True)
             context.exit(130)
+
+
+def one_line(text: str) -> str:
+    """`text` on one line; a word of more than 200 characters (a value, a file's name) is cut."""
+    return " ".join(word if len(word) <= 200 else f"{word[:80]}..." for word in text.split())
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

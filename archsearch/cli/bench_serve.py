@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
+from archsearch.cli import options as o
 from archsearch.cli.app import main
-from archsearch.cli.options import common, duration, json_option, training_option
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 
-FILE = click.Path(path_type=Path, dir_okay=False)
-
 
 @main.command("bench-serve")
-@click.option(
-    "--server-url", required=True, metavar="URL", help="An OpenAI-compatible server that drafts: http://127.0.0.1:8000."
+@o.options(
+    "The servers and their load",
+    o.opt("--server-url", "An OpenAI-compatible server that drafts: http://127.0.0.1:8000.", o.URL, required=True),
+    o.opt("--baseline-url", "The same target without a draft, on a server of its own.", o.URL),
+    o.opt("--requests-per-second rate", "Requests that arrive at random.", float, metavar="R"),
+    o.opt("--concurrency", "Requests in flight at all times.", o.COUNT),
+    o.opt("--trace", "Requests at a trace's arrivals, as `traffic` reads it.", o.FILE),
+    o.opt("--requests", "How many are sent.", o.COUNT, 100),
+    o.opt("--prompt-tokens", "Of made-up prompts, about.", o.COUNT, 512),
+    o.opt("--output-tokens", "Written to each prompt.", o.COUNT, 128),
+    o.prompts_opt("made-up text"),
+    o.opt("--timeout timeout_s", "For one request.", o.TIME, "10m"),
+    o.opt("--output", "Every request, as it ends.", o.FILE, Path("bench-serve.json")),
 )
-@click.option("--baseline-url", metavar="URL", help="The same target without a draft, on a server of its own.")
-@click.option("--requests-per-second", "rate", type=float, metavar="R", help="Requests that arrive at random.")
-@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="Requests in flight at all times.")
-@click.option("--trace", type=FILE, metavar="FILE", help="Requests at a trace's arrivals, as `traffic` reads it.")
-@click.option("--requests", default=100, show_default=True, type=click.IntRange(min=1), help="How many are sent.")
-@click.option("--prompt-tokens", default=512, show_default=True, type=click.IntRange(min=1), help="Of made-up prompts, about.")
-@click.option("--output-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Written to each prompt.")
-@click.option("--prompts", type=FILE, metavar="FILE", help="JSON lines of your prompts (default: made-up text).")
-@click.option("--timeout", "timeout_s", default="10m", show_default=True, callback=duration, help="For one request.")
-@click.option("--output", default=Path("bench-serve.json"), show_default=True, type=FILE, help="Every request, as it ends.")
-@click.option("--target", metavar="T", help="What is served, to predict it: as in `estimate`.")
-@click.option("--draft", metavar="D", help="What drafts, to predict it: as in `estimate`.")
-@click.option("--gamma", type=click.IntRange(min=1), metavar="N", help="Draft tokens a round (default: the best).")
-@training_option
-@partial(common, several_engines=True)
-@json_option
+@o.options(
+    "To predict it",
+    o.opt("--target", o.TARGET_WORDS, o.TARGET),
+    o.opt("--draft", "What drafts: as in `estimate`.", o.DRAFT),
+    o.gamma_opt,
+)
+@o.common(True, o.training_opts[0])
+@o.json_option
 def bench_serve(as_json: bool, **options: Any) -> None:
     """Drive a running server with a load, with a draft and without, beside the prediction.
 

@@ -8,72 +8,57 @@ from typing import Any
 
 import click
 
+from archsearch.cli import options as o
 from archsearch.cli.app import main
-from archsearch.cli.options import duration, engine_python_option, json_option, optional_engine, rank_option, run_argument
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 
 
 @main.command()
-@run_argument
-@rank_option
-@click.option(
-    "--engine",
-    "name",
-    metavar="E",
-    callback=optional_engine,
-    help="transformers, vllm or openvino (default: the one of the search).",
+@o.run_argument
+@o.options(
+    "What is run",
+    o.rank_opt,
+    o.opt(
+        "--gamma gammas",
+        "Gamma to run (default: the score's; under load the best at each concurrency); repeat for more.",
+        o.GAMMA, multiple=True,
+    ),
+    o.opt(
+        "--family families",
+        "Compare drafters prompt by prompt: independent; eagle3, peagle, medusa (trained before; vllm); ngram (vllm, "
+        "transformers); early_exit (transformers); repeatable.",
+        o.FAMILY, multiple=True,
+    ),
+    o.prompts_opt("the run's held-out ones"),
+    o.opt("--count", "How many prompts.", o.COUNT, 24),
+    o.opt(
+        "--synthetic",
+        "Random weights, draft tokens accepted by chance at the predicted rates: proves the shape before it is "
+        "trained.",
+        bool,
+    ),
 )
-@click.option(
-    "--gamma",
-    "gammas",
-    multiple=True,
-    type=click.IntRange(min=1, max=16),
-    help="Gamma to run (default: the score's; under load the best at each concurrency); repeat for more.",
+@o.options(
+    "Under load",
+    o.opt(
+        "--concurrency concurrencies",
+        "Requests in flight; repeat for a curve. Engines that batch: vllm, openvino.",
+        o.COUNT, multiple=True,
+    ),
+    o.opt("--schedule", "Also run gamma by batch size against always off and every fixed gamma (vllm).", bool),
+    o.opt("--repeats", "Interleaved repeats under load.", o.COUNT, 5),
+    o.opt("--tokens", "New tokens a request under load.", click.IntRange(min=8), 64),
 )
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Prompts to run (default: the run's held-out ones).",
+@o.options(
+    "The engine",
+    o.opt("--engine name", "transformers, vllm or openvino (default: the one of the search).", o.RUN_ENGINE),
+    o.python_opt,
+    o.opt("--server-url", "A running vLLM server with the draft, instead of starting the engine.", o.URL),
+    o.opt("--baseline-url", "A running vLLM server of the same target without a draft.", o.URL),
+    o.opt("--timeout timeout_s", "Longest wait for one answer of the engine.", o.TIME, "10m"),
 )
-@click.option("--count", default=24, show_default=True, type=click.IntRange(min=1), help="How many prompts.")
-@click.option(
-    "--synthetic",
-    is_flag=True,
-    help="Random weights, draft tokens accepted by chance at the predicted rates: proves the shape before it is trained.",
-)
-@click.option(
-    "--concurrency",
-    "concurrencies",
-    multiple=True,
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Requests in flight; repeat for a curve. Engines that batch: vllm, openvino.",
-)
-@click.option("--schedule", is_flag=True, help="Also run gamma by batch size against always off and every fixed gamma (vllm).")
-@click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1), help="Interleaved repeats under load.")
-@click.option("--tokens", default=64, show_default=True, type=click.IntRange(min=8), help="New tokens a request under load.")
-@click.option(
-    "--family",
-    "families",
-    multiple=True,
-    metavar="F",
-    help="Compare drafters prompt by prompt: independent; eagle3, peagle, medusa (trained before; vllm); ngram (vllm, "
-    "transformers); early_exit (transformers); repeatable.",
-)
-@engine_python_option("python")
-@click.option("--server-url", metavar="URL", help="A running vLLM server with the draft, instead of starting the engine.")
-@click.option("--baseline-url", metavar="URL", help="A running vLLM server of the same target without a draft.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    default="10m",
-    show_default=True,
-    callback=duration,
-    help="Longest wait for one answer of the engine.",
-)
-@json_option
+@o.json_option  # fmt: skip
 def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> None:
     """Run target alone and target + draft in a real engine, interleaved, and compare with the prediction.
 

@@ -7,14 +7,17 @@ from pathlib import Path
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import run_argument
+from archsearch.cli.options import URL, opt, options, run_argument
 
 
 @main.command()
 @run_argument
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
-@click.option("--storage", metavar="URL", help="The storage the search was given, if it was given one.")
-@click.option("--open", "show", is_flag=True, help="Open the page in your browser.")
+@options(
+    "",
+    opt("--port", "0: any that is free.", click.IntRange(0, 65535), 8080),
+    opt("--storage", "The storage the search was given, if it was given one.", URL),
+    opt("--open show", "Open the page in your browser.", bool),
+)
 def dashboard(run: Path, port: int, storage: str | None, show: bool) -> None:
     """Optuna's dashboard on the studies of a run: every trial, its history and parameters. Ctrl-C ends it.
 

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from archsearch.cli.app import main
-from archsearch.cli.options import (
-    duration,
-    json_option,
-)
+from archsearch.cli.options import FOLDER, TIME, json_option, opt, options
 from archsearch.cli.output import emit
 
 
 @main.command()
-@click.option("--budget", default="13m", show_default=True, callback=duration, help="Time for writing text and training.")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("demo-out/draft"),
-    show_default=True,
-    help="Where the draft is exported.",
+@options(
+    "",
+    opt("--budget", "Time for writing text and training.", TIME, "13m"),
+    opt("--output", "Where the draft is exported.", FOLDER, Path("demo-out/draft")),
+    opt("--run run_path", "The run folder.", FOLDER, Path("runs/demo")),
 )
-@click.option("--run", "run_path", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/demo"), show_default=True)
 @json_option
 def demo(budget: float, output: Path, run_path: Path, as_json: bool) -> None:
     """The whole way on this CPU: profile, search, train, confirm, export.

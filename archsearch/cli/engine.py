@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import json_option
+from archsearch.cli.options import Value, json_option, opt, options
 from archsearch.cli.output import emit
 from archsearch.engine_facts import engines_that, has_recipe
 
@@ -31,13 +31,15 @@ def engine_group() -> None:
 
 @engine_group.command("install")
 @engine_argument
-@click.option(
-    "--python",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Interpreter to make the environment with. Default: the one that runs archsearch.",
+@options(
+    "",
+    opt(
+        "--python",
+        "Interpreter to make the environment with. Default: the one that runs archsearch.",
+        Value("path", Path),
+    ),
+    opt("--device", "Which build. Default: gpu where NVML sees one, else cpu.", click.Choice(["cpu", "gpu"])),
 )
-@click.option("--device", type=click.Choice(["cpu", "gpu"]), help="Which build. Default: gpu where NVML sees one, else cpu.")
 @json_option
 def install_command(engine: str, python: Path | None, device: Literal["cpu", "gpu"] | None, as_json: bool) -> None:
     """Make the environment of an engine: pinned, tested versions, checked by importing it.
@@ -91,12 +93,7 @@ def list_engines(as_json: bool) -> None:
 
 @engine_group.command("check")
 @engine_argument
-@click.option(
-    "--engine-python",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Check this interpreter instead of the installed one.",
-)
+@options("", opt("--engine-python", "Check this interpreter instead of the installed one.", Value("path", Path)))
 @json_option
 def check_command(engine: str, engine_python: Path | None, as_json: bool) -> None:
     """Import an engine in its own interpreter and print its version. A version that is not the tested one is a warning.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from archsearch.cli import options as o
 from archsearch.cli.app import main
-from archsearch.cli.options import check_said_once, common, json_option, load_options, training_option
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 from archsearch.workload import LoadRequest
@@ -19,39 +18,25 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.option("--target", required=True, metavar="T", help="Catalogue name, folder with config.json, or hub id.")
-@click.option(
-    "--draft",
-    "drafts",
-    required=True,
-    multiple=True,
-    metavar="D",
-    help="A draft (catalogue name, folder, hub id), a family (eagle3, ngram, ...), or a head: its folder, eagle3:HUB_ID; repeat.",
+@o.options("What is priced", o.target_opt, o.drafts_opt, o.gamma_opt)
+@o.common(True, *o.training_opts, o.budget_opt)
+@o.load_options
+@o.options(
+    "A curve",
+    o.opt(
+        "--sweep",
+        "A curve over this instead of one workload: best gamma, speed-up, time per token, throughput, where it stops "
+        "paying.",
+        click.Choice(["batch", "context", "gamma", "alpha"]),
+    ),
+    o.opt("--range span", "Of --sweep (default: 1:256, 128:32768, 1:16, 0.05:1).", o.Value("low:high[:points]")),
+    o.opt("--csv csv_file", "All points of --sweep, as CSV.", o.FILE),
+    o.opt("--plot", "The picture of --sweep, all drafts in one: .svg, .png or .pdf.", o.FILE),
 )
-@click.option(
-    "--gamma", type=click.IntRange(min=1), metavar="N", help="Draft tokens per verification (default: the best of 1 to 16)."
-)
-@click.option(
-    "--sweep",
-    type=click.Choice(["batch", "context", "gamma", "alpha"]),
-    help="A curve over this instead of one workload: best gamma, speed-up, time per token, throughput, where it stops paying.",
-)
-@click.option("--range", "span", metavar="LOW:HIGH[:POINTS]", help="Of --sweep (default: 1:256, 128:32768, 1:16, 0.05:1).")
-@click.option(
-    "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="All points of --sweep, as CSV."
-)
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="The picture of --sweep, all drafts in one: .svg, .png or .pdf.",
-)
-@load_options
-@training_option
-@partial(common, several_engines=True)
-@json_option
+@o.options("", o.explain_opt, o.json_opt)
 def estimate(
     as_json: bool,
+    explain: bool,
     load: LoadRequest,
     sweep: str | None,
     span: str | None,
@@ -77,15 +62,17 @@ def estimate(
     options["domain"] = options["domain"] or EstimateRequest.domain
     if sweep is not None and load.asks:
         raise ArchsearchError("--sweep prices one condition at a time; leave out --workload, --objective and the limits")
-    check_said_once(load.workload)
+    o.check_said_once(load.workload)
     mix, options["asked"] = asked_mix(load, options["asked"])
     request = EstimateRequest(**options, mix=mix)
+    if sweep in ("alpha", "gamma") and request.tau is not None:
+        raise ArchsearchError(f"--tau is of one gamma and one alpha; leave out --sweep {sweep}, or --tau")
     if sweep is not None:
         return _sweep(request, as_json, (sweep, span), csv_file, plot)
     if span or csv_file or plot:
         raise ArchsearchError("--range, --csv and --plot belong to --sweep; add --sweep batch, context, gamma or alpha")
     result = estimate_drafts(request)
-    emit(result, estimate_text(result), as_json)
+    emit(result, estimate_text(result, explain=explain), as_json)
 
 
 def _sweep(

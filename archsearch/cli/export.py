@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from archsearch.cli.app import main
-from archsearch.cli.options import json_option, rank_option, run_argument
+from archsearch.cli.options import FAMILY, FILE, FOLDER, GAMMA, json_option, opt, options, rank_option, run_argument
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 
@@ -15,31 +13,26 @@ from archsearch.errors import ArchsearchError
 @main.command()
 @run_argument
 @rank_option
-@click.option("--output", required=True, type=click.Path(path_type=Path), metavar="DIR")
-@click.option(
-    "--for",
-    "engines",
-    multiple=True,
-    metavar="ENGINE",
-    help="transformers, vllm, sglang, tensorrt-llm, llama.cpp (writes a GGUF) or speculators; repeat for more. "
-    "Default: the first four, which load the same folder.",
+@options(
+    "",
+    opt("--output", "Where it is written.", FOLDER, required=True),
+    opt(
+        "--for engines",
+        "transformers, vllm, sglang, tensorrt-llm, llama.cpp (writes a GGUF) or speculators; repeat for more. "
+        "Default: the first four, which load the same folder.",
+        multiple=True, metavar="ENGINE",
+    ),
+    opt("--schedule", "JSON with gamma by batch size (default: the candidate's own schedule.json).", FILE),
+    opt(
+        "--gamma",
+        "Draft tokens a round for engines without a schedule (default: the schedule's at the run's batch size, the "
+        "confirmed one, the score's).",
+        GAMMA,
+    ),
+    opt("--family", "A trained head instead: eagle3, peagle or medusa.", FAMILY, "independent"),
+    opt("--allow-untrained", "Export a candidate without weights: its shape only.", bool),
 )
-@click.option(
-    "--schedule",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="JSON with gamma by batch size (default: the candidate's own schedule.json).",
-)
-@click.option(
-    "--gamma",
-    type=click.IntRange(min=1, max=16),
-    help="Draft tokens a round where there is no schedule (default: the schedule's at batch 1, the confirmed one, the score's).",
-)
-@click.option(
-    "--family", default="independent", show_default=True, metavar="F", help="A trained head instead: eagle3, peagle or medusa."
-)
-@click.option("--allow-untrained", is_flag=True, help="Export a candidate without weights: its shape only.")
-@json_option
+@json_option  # fmt: skip
 def export(
     run: Path,
     rank: int,

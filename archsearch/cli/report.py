@@ -7,14 +7,17 @@ from pathlib import Path
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import json_option, run_argument
+from archsearch.cli.options import json_option, opt, options, run_argument
 from archsearch.cli.output import emit
 
 
 @main.command()
 @run_argument
-@click.option("--open", "show", is_flag=True, help="Open the page in your browser.")
-@click.option("--figures", is_flag=True, help="Also write its figures (SVG, PNG, CSV) and tables (CSV) into figures/ of the run.")
+@options(
+    "",
+    opt("--open show", "Open the page in your browser.", bool),
+    opt("--figures", "Also write its figures (SVG, PNG, CSV) and tables (CSV) into figures/ of the run.", bool),
+)
 @json_option
 def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
     """Write report.html of a run again and print its summary.
@@ -22,8 +25,8 @@ def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
     One page without other files: the answer, figures to zoom and ask, tables, how to reproduce it.
 
     \b
+    archsearch report --open                         of the latest run
     archsearch report runs/demo
-    archsearch report runs/demo --open
     archsearch report runs/demo --figures
     """
     from archsearch.pipeline import write_report

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from archsearch.cli.app import main
-from archsearch.cli.options import json_option, priced_engine, rank_option, run_argument
+from archsearch.cli.options import COUNT, FAMILY, PRICED, json_option, opt, options, rank_option, run_argument
 from archsearch.cli.output import emit
 
 
 @main.command()
 @run_argument
 @rank_option
-@click.option(
-    "--engine",
-    metavar="E",
-    callback=priced_engine,
-    help="Whose latencies: vllm, transformers, openvino (CPU), sglang, tensorrt-llm, llama.cpp (GPU; default: the search's).",
+@options(
+    "",
+    opt("--engine", "Whose latencies (default: the search's).", PRICED),
+    opt("--batch-size batch_sizes", "Default: 1, 2, 4, ..., 256.", COUNT, multiple=True),
+    opt("--family", "A trained head of the run instead.", FAMILY, "independent"),
 )
-@click.option(
-    "--batch-size", "batch_sizes", multiple=True, type=click.IntRange(min=1), metavar="N", help="Default: 1, 2, 4, ..., 256."
-)
-@click.option("--family", default="independent", show_default=True, metavar="F", help="A trained head of the run instead.")
 @json_option
 def schedule(run: Path, rank: int, engine: str | None, batch_sizes: tuple[int, ...], family: str, as_json: bool) -> None:
     """The best gamma of a candidate at each batch size, and where speculation should be off; export writes it for the engines.

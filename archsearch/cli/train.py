@@ -7,41 +7,34 @@ from typing import Any
 
 import click
 
+from archsearch.cli import options as o
 from archsearch.cli.app import main
-from archsearch.cli.options import duration, json_option, rank_option, run_argument
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 
 
 @main.command()
-@run_argument
-@rank_option
-@click.option("--budget", default="30m", show_default=True, callback=duration, help="Training time to add.")
-@click.option(
-    "--family",
-    default="independent",
-    show_default=True,
-    metavar="F",
-    help="What to train: the ranked draft (independent), or a head: eagle3, peagle (all tokens in one pass), medusa.",
+@o.run_argument
+@o.rank_option
+@o.options("", o.opt("--budget", "Training time to add.", o.TIME, "30m"))
+@o.options(
+    "A head",
+    o.opt(
+        "--family",
+        "What to train: the ranked draft (independent), or a head: eagle3, peagle (all tokens in one pass), medusa.",
+        o.FAMILY, "independent",
+    ),
+    o.opt("--gamma", "Draft tokens a round to train for (default: as the run's head was, else 3).", o.GAMMA),
+    o.opt("--head-rows", "Tokens of the vocabulary it keeps. Default: 4096, 2048 (medusa).", o.COUNT),
+    o.opt("--layers", "Of an EAGLE-3 or P-EAGLE head. Default: 1 and 2.", click.IntRange(min=1, max=4)),
+    o.opt(
+        "--aux-layers",
+        "Of an EAGLE-3 or P-EAGLE head: the target's layers whose inputs it reads. Default: 2, half of all, the "
+        "third last.",
+        metavar="I,J,K",
+    ),
 )
-@click.option(
-    "--gamma",
-    type=click.IntRange(min=1, max=16),
-    help="Of a head: draft tokens a round to train for (default: as the run's head was, else 3).",
-)
-@click.option(
-    "--head-rows",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Of a head: tokens of the vocabulary it keeps. Default: 4096, 2048 (medusa).",
-)
-@click.option("--layers", type=click.IntRange(min=1, max=4), help="Of an EAGLE-3 or P-EAGLE head. Default: 1 and 2.")
-@click.option(
-    "--aux-layers",
-    metavar="I,J,K",
-    help="Of an EAGLE-3 or P-EAGLE head: the target's layers whose inputs it reads. Default: 2, half of all, the third last.",
-)
-@json_option
+@o.json_option  # fmt: skip
 def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_head: Any) -> None:
     """Distil one candidate further, on text the target wrote. Resumes; every candidate of a run trains on the same sequences.
 

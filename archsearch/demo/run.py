@@ -30,6 +30,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     from archsearch.models.targets import resolve_target
     from archsearch.pipeline.family_results import compare_families
     from archsearch.pipeline.heads import head_plan, train_family
+    from archsearch.runs.run import open_run
     from archsearch.search.space import load_space
 
     start = time.monotonic()
@@ -48,12 +49,14 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     found = pipeline.search(
         pipeline.SearchRequest(
             TARGET, WorkloadRequest("cpu", context_len=CONTEXT), confirm=1, time_budget_s=budget_s, run=run_path
-        )
+        ),
+        anyway=True,  # the whole way is what is shown
     )
     if not (run_path / "heads" / HEAD).is_dir():
         say(f"$ archsearch train {run_path} --family {HEAD} --budget {HEAD_BUDGET_S:.0f}s")
         train_family(run_path, head_plan(HEAD), HEAD_BUDGET_S)
     families = [result.to_dict() for result in compare_families(run_path)]
+    pipeline.write_report(open_run(run_path))  # with the head
     say(f"$ archsearch export {run_path} --output {output}")
     exported = pipeline.export_rank(run_path, 1, output)
     seconds = time.monotonic() - start

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_fields import check_types
 from archsearch.architecture.ops import PassOps
+from archsearch.architecture.published_drafters import PublishedDrafter
 from archsearch.errors import InvalidShapeError
 
 Family = Literal[
@@ -77,6 +79,7 @@ class Drafter(ABC):
     has_layers: ClassVar[bool] = True  # the dimensions of a decoder may be searched
     trains: ClassVar[bool] = True  # somebody has to train it
     choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {}  # what else may be searched, with the usual choices
+    training_rows: ClassVar[float] = 1.0  # rows of its layers that a training runs for each token of text
 
     @classmethod
     @abstractmethod
@@ -92,9 +95,9 @@ class Drafter(ABC):
         """
 
     @classmethod
-    def published(cls, target: str) -> tuple[Self, str] | None:
-        """The drafter that somebody published for the catalogue's `target`, and which one; None where none is known."""
-        return None
+    def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
+        """The drafter of a row of the table of published ones, of this family, for `target`."""
+        raise InvalidShapeError(f"no {cls.title} is published by itself: {row.hub_id}")
 
     @classmethod
     def lacking(cls, target: Architecture) -> str:
@@ -137,6 +140,15 @@ class Drafter(ABC):
     def parameters(self) -> int:
         """Parameters that it adds to its target; tables shared with the target do not count."""
 
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of those parameters, each of `dtype_bytes` unless they are kept in a format of their own."""
+        return self.parameters() * dtype_bytes
+
+    @property
+    def training_parameters(self) -> float:
+        """Parameters whose passes are paid for each token of a training."""
+        return self.training_rows * self.parameters()
+
     def body_parameters(self) -> int:
         """Parameters of its layers and what feeds them, without embedding and head; 0 where it has no layers that learn."""
         return 0
@@ -147,7 +159,7 @@ class Drafter(ABC):
 
     def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
         """Memory of weights and KV cache."""
-        return self.parameters() * dtype_bytes + batch * context * self.kv_bytes_per_token(dtype_bytes)
+        return self.weight_bytes(dtype_bytes) + batch * context * self.kv_bytes_per_token(dtype_bytes)
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         """Those of `asked` that it can draft."""
@@ -173,8 +185,10 @@ class Drafter(ABC):
     @classmethod
     def from_fields(cls, architecture: Architecture, data: Mapping[str, Any]) -> Self:
         """Read back what `to_dict` wrote; fields that this version does not know are left out."""
-        names = {field.name for field in dataclasses.fields(cls)} - {"architecture"}
-        return cls(architecture, **{name: value for name, value in data.items() if name in names})
+        types = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+        given = {name: value for name, value in data.items() if name in types and name != "architecture"}
+        check_types(types, given)
+        return cls(architecture, **given)
 
 
 Draft = Architecture | Drafter

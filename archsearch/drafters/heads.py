@@ -7,10 +7,19 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self, cast
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.heads import FeatureHead, HeadKind, first_pass_ops, head_parameters, later_step_ops
+from archsearch.architecture.heads import (
+    FeatureHead,
+    HeadKind,
+    first_pass_ops,
+    head_parameters,
+    head_weight_bytes,
+    later_step_ops,
+)
 from archsearch.architecture.ops import PassOps
-from archsearch.architecture.published_heads import AUXILIARY_STATES, BLOCK_LAYERS, head_for, usual_head
+from archsearch.architecture.published_drafters import PublishedDrafter
+from archsearch.architecture.published_heads import AUXILIARY_STATES, BLOCK_LAYERS, head_of, usual_head
 from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
+from archsearch.drafters.models import PARALLEL_ROWS
 from archsearch.errors import InvalidShapeError
 
 
@@ -59,9 +68,8 @@ class FeatureDrafter(Drafter):
         return made
 
     @classmethod
-    def published(cls, target: str) -> tuple[Self, str] | None:
-        found = head_for(target, cast(HeadKind, cls.family))
-        return None if found.hub_id is None else (cls.from_head(found.head), found.hub_id)
+    def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
+        return cls.from_head(head_of(row, target, cast(HeadKind, cls.family)))
 
     @classmethod
     def _own_rows(cls) -> bool:
@@ -83,6 +91,9 @@ class FeatureDrafter(Drafter):
 
     def parameters(self) -> int:
         return head_parameters(self.head)
+
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        return head_weight_bytes(self.head, dtype_bytes)
 
     def body_parameters(self) -> int:
         decoder = self.architecture
@@ -124,6 +135,7 @@ class Eagle3(FeatureDrafter):
     family: ClassVar[Family] = "eagle3"
     title: ClassVar[str] = "EAGLE-3 head"
     acceptance: ClassVar[str] = "eagle3"
+    training_rows: ClassVar[float] = 7.0  # steps that are unrolled (SpecForge, --ttt-length)
     choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (AUXILIARY_STATES,)}
 
     @classmethod
@@ -157,6 +169,7 @@ class PEagle(FeatureDrafter):
     title: ClassVar[str] = "P-EAGLE head"
     rounds: ClassVar[RoundKind] = "parallel_head"
     acceptance: ClassVar[str] = "parallel_head"
+    training_rows: ClassVar[float] = PARALLEL_ROWS
     choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (AUXILIARY_STATES,)}
 
     @classmethod
@@ -181,7 +194,13 @@ class DFlash(FeatureDrafter):
     title: ClassVar[str] = "DFlash head"
     rounds: ClassVar[RoundKind] = "block"
     acceptance: ClassVar[str] = "block"
+    training_rows: ClassVar[float] = 4.0  # 512 blocks of 16 in 2,048 tokens (SpecForge, example of Qwen3.6-27B)
     choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (BLOCK_LAYERS,), "block": (16,)}
+
+    @classmethod
+    def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
+        made = super().published(row, target)
+        return replace(made, block=dict(row.changes).get("block", made.block))
 
     @classmethod
     def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:

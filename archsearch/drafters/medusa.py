@@ -9,6 +9,7 @@ from typing import ClassVar, Final, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Elementwise, Gemm, Op, PassOps
+from archsearch.architecture.published_drafters import PublishedDrafter
 from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
 
 USUAL_HEADS: Final = 4  # Medusa-1 and -2 (arXiv 2401.10774) train five, of which the last is hardly ever accepted
@@ -45,6 +46,10 @@ class Medusa(Drafter):
         only(chosen, cls.choices, cls.family)
         heads, residual = int(chosen.get("heads", USUAL_HEADS)), int(chosen.get("residual_layers", 1))
         return cls(target, heads, residual, bool(chosen.get("shared_head", False)))
+
+    @classmethod
+    def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
+        return cls(target, dict(row.changes).get("heads", USUAL_HEADS))
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         return tuple(gamma for gamma in asked if gamma <= self.heads)

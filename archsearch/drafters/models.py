@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import kv_cache_bytes, parameters
+from archsearch.architecture.counts import kv_cache_bytes, parameters, weight_bytes
 from archsearch.architecture.ops import Op, PassOps, head_ops, layer_groups, layer_ops, sample_op
+from archsearch.architecture.published_drafters import PublishedDrafter
 from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
 from archsearch.errors import InvalidShapeError
 
 USUAL_LAYERS = 4
 USUAL_EXIT = 3  # of how many parts of the target's layers the first one drafts
+PARALLEL_ROWS = 8 / 3  # of a training of 8 tokens at once; rows that are dropped make it 3 times cheaper (AMD-AGI/PARD, README)
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,15 @@ class OwnModel(Drafter):
         only(chosen, cls.choices, cls.family)
         return cls(_needed(decoder, cls.title))
 
+    @classmethod
+    def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
+        return cls(catalogue.load(row.shape).architecture)
+
     def parameters(self) -> int:
         return parameters(self.architecture)
+
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        return weight_bytes(self.architecture, dtype_bytes)
 
     def label(self) -> str:
         return self.architecture.label()
@@ -61,7 +71,7 @@ class Independent(OwnModel):
 
     def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
         """As of every drafter; layers with a window keep no more than that."""
-        return self.parameters() * dtype_bytes + kv_cache_bytes(self.architecture, context, dtype_bytes, batch)
+        return self.weight_bytes(dtype_bytes) + kv_cache_bytes(self.architecture, context, dtype_bytes, batch)
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ class Pard(OwnModel):
     title: ClassVar[str] = "parallel draft (PARD)"
     rounds: ClassVar[RoundKind] = "parallel_draft"
     acceptance: ClassVar[str] = "parallel_draft"
+    training_rows: ClassVar[float] = PARALLEL_ROWS
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         return tuple(gamma for gamma in asked if gamma <= self.most)
@@ -122,6 +133,9 @@ class EarlyExit(Drafter):
         return Independent(self.architecture).plan(rows)
 
     def parameters(self) -> int:
+        return 0
+
+    def weight_bytes(self, dtype_bytes: int) -> int:
         return 0
 
     def label(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import FeatureHead, HeadKind
 from archsearch.architecture.hf_config import from_hf_config
+from archsearch.architecture.hf_fields import check_fields
 from archsearch.architecture.published_heads import AUXILIARY_STATES, BLOCK_LAYERS
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.heads import DFlash, Eagle, Eagle3, FeatureDrafter, PEagle
@@ -50,6 +51,7 @@ def drafter_of_config(config: Mapping[str, Any], target: Architecture, family: s
         raise ArchsearchError(f"its config.json is of the family {found}, not {family}")
     if (family or found) not in _READERS:
         raise ArchsearchError(f"no config of a {family or 'drafting'} head can be read; known are {', '.join(_READERS)}")
+    check_fields(config)
     try:
         drafter = _READERS[family or found](config, target)
     except ArchsearchError:
@@ -77,6 +79,8 @@ def _layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _decoder(config: Mapping[str, Any]) -> Architecture:
     layers = dict(_layers(config))
     layers.setdefault("model_type", "llama")
+    if "quantization_config" in config:
+        layers.setdefault("quantization_config", config["quantization_config"])
     decoder = from_hf_config(layers).replace(tie_word_embeddings=False)
     rows = config.get("draft_vocab_size") or layers.get("draft_vocab_size")
     if isinstance(rows, int) and rows > decoder.vocab_size:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_fields import short
 from archsearch.drafters.drafter import FAMILY_NAMES, Drafter
 from archsearch.drafters.heads import DFlash, Eagle, Eagle3, Mtp, PEagle
 from archsearch.drafters.lookup import NGram, Suffix
 from archsearch.drafters.medusa import Medusa
 from archsearch.drafters.models import EarlyExit, Independent, Pard
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, InvalidShapeError
 
 _CLASSES: Final = (Independent, Eagle3, Eagle, Mtp, Medusa, NGram, Suffix, PEagle, Pard, DFlash, EarlyExit)
 FAMILIES: Final[dict[str, type[Drafter]]] = {each.family: each for each in _CLASSES}
@@ -36,8 +37,13 @@ def is_family(name: str) -> bool:
 
 
 def read_drafter(architecture: Architecture, data: Mapping[str, Any] | None) -> Drafter:
-    """What `Drafter.to_dict` wrote; None (files of versions that knew no other): an independent draft."""
-    return Independent(architecture) if data is None else family(str(data["family"])).from_fields(architecture, data)
+    """What `Drafter.to_dict` wrote; None (files of versions that knew no other): an independent draft.
+    Raises ArchsearchError for what is none."""
+    if data is None:
+        return Independent(architecture)
+    if not isinstance(data, Mapping):
+        raise InvalidShapeError(f"a drafter must be an object with its family, got {short(data)}")
+    return family(str(data["family"])).from_fields(architecture, data)
 
 
 def as_drafter(draft: Architecture | Drafter) -> Drafter:

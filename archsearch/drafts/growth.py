@@ -1,10 +1,10 @@
 """Further text of a run, source by source, where the greedy answers to its prompts are not enough.
 
     answers/        greedy answers to training prompts that the first text did not reach
-    longer/         answers of the first text that were cut, going on
-    followed/       greedy answers to what the target wrote as the user's next turn behind an answer (turns/)
-    invented-N/     greedy answers to prompts that the target wrote itself (asked-N/) in the style of the user's
     more/, more-N/  sampled answers to the training prompts
+    invented-N/     greedy answers to prompts that the target wrote (asked-N/) in the user's style
+
+Runs of earlier versions may hold longer/ and followed/ too: they are read.
 
 Everything resumes: a folder that was begun goes on, and what a kill left is used. Prompts whose answers are kept out to compare
 drafts on, and held-out prompts, get no further text and none like them.
@@ -21,22 +21,19 @@ from archsearch.files import read_json, write_json
 from archsearch.progress import ProgressLine
 from archsearch.text.settings import Writing, progress_words
 from archsearch.training.data_plan import Supply
+from archsearch.training.settings import HELDOUT_SEQUENCES
 
 if TYPE_CHECKING:
     from archsearch.drafts.texts import RunTexts
-    from archsearch.text.cache import CachedSequence, TextCache
+    from archsearch.text.cache import TextCache
     from archsearch.text.prompts import EncodedPrompt, Prompt
-    from archsearch.text.supply import Invented
 
-SourceName = Literal["answers", "followed", "invented", "longer", "sampled"]
+SourceName = Literal["answers", "sampled", "invented"]
 
-# What a written token of a source is worth, in tokens of greedy answers to the user's own prompts; tried in this order.
-# Measured: sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/2026-11-22-supply); longer, below nothing until a draft
-# has gone over them a few times, since it reads the answers before them again (benchmarks/results/2026-11-23-writer). Believed,
-# until measured: followed and invented, behind a second turn and on other prompts, and that longer ones bring something in the
-# end. What the target must ask itself comes last: in a minute of one busy thread SmolLM2-135M was asked for 92 prompts in the
-# style of mixed ones, and one was usable (91 had not been ended).
-WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "sampled": 0.15, "longer": 0.1, "followed": 0.15, "invented": 0.15}
+# What a written token of a source is worth, in tokens of greedy answers to the user's own prompts;
+# tried in this order. Measured: sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/
+# 2026-11-22-supply). Invented: assumed, not measured.
+WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "sampled": 0.15, "invented": 0.15}
 SAMPLED_TEMPERATURE: Final = 0.7  # near what the target writes greedily, yet not the same again
 SAMPLED_ROUNDS: Final = 4  # answers to one prompt beside the greedy one
 ASKED: Final = 192  # prompts that are asked for at once
@@ -114,13 +111,7 @@ class Growth:
             return [round(mean)] * count, count * (READ_COST * 3 * mean + mean) / share / rate
         if self._complete(name):
             return (), 0.0
-        if name == "followed":
-            turns = self._turns()
-            prompts = self._followed() if turns is not None else self._opened()
-            asking = 0.0 if turns is not None else sum(READ_COST * len(p.token_ids) + answer for p in prompts) / rate
-            usable = prompts if turns is not None else prompts[: round(FIRST_YIELD * len(prompts))]
-            return [len(p.token_ids) for p in usable], asking
-        return [len(p.token_ids) for p in (self._unanswered() if name == "answers" else self._cut())], 0.0
+        return [len(p.token_ids) for p in self._unanswered()], 0.0
 
     def _yield(self) -> tuple[int, int, int]:
         """(prompts asked for, usable ones, rounds at the end without one)."""
@@ -143,8 +134,8 @@ class Growth:
         deadline = time.monotonic() + budget_s
         gained: dict[str, int] = {}
         doers: dict[SourceName, Callable[[float], int]] = {
-            "answers": self._write_answers, "sampled": self._write_sampled, "longer": self._write_longer,
-            "followed": self._write_followed, "invented": self._write_invented,
+            "answers": self._write_answers, "sampled": self._write_sampled,
+            "invented": self._write_invented,
         }  # fmt: skip
         for name, write in doers.items():
             while (left := deadline - time.monotonic()) > LEAST_S:
@@ -158,10 +149,6 @@ class Growth:
         prompts = self._unanswered()
         return self._write("answers", prompts, budget_s) if prompts and not self._complete("answers") else 0
 
-    def _write_longer(self, budget_s: float) -> int:
-        prompts = self._cut()
-        return self._write("longer", prompts, budget_s) if prompts and not self._complete("longer") else 0
-
     def _write_sampled(self, budget_s: float) -> int:
         """The next round of sampled answers, one to each prompt."""
         for number, folder in enumerate(self._sampled_folders(), start=1):
@@ -169,47 +156,6 @@ class Growth:
                 prompts = self._asked_prompts()
                 return self._write(folder, prompts, budget_s, SAMPLED_TEMPERATURE, seed=number) if prompts else 0
         return 0
-
-    def _write_followed(self, budget_s: float) -> int:
-        """What the target writes as the user's next turns, once, and its answers to the usable ones."""
-        from archsearch.text import supply
-
-        begin, openings = time.monotonic(), self._opened()
-        if self._complete("followed") or not openings:
-            return 0
-        if self._turns() is None:
-            temperature, top_p = supply.INVENTING
-            turns = self._cached(
-                "turns", openings, Writing(supply.PROMPT_TOKENS, temperature, top_p, seed=1), ASKING_SHARE * budget_s
-            )
-            found = self._usable_turns(turns.sequences)
-            row = {
-                "asked": len(turns.sequences),
-                "dropped": found.dropped,
-                "usable": [turns.sequences[n].id for n in found.places],
-            }
-            write_json(self.texts.folder / "turns" / "usable.json", row)
-        prompts = self._followed()
-        left = budget_s - (time.monotonic() - begin)
-        return self._write("followed", prompts, max(left, LEAST_S)) if prompts else 0
-
-    def _usable_turns(self, turns: Sequence[CachedSequence]) -> Invented:
-        from archsearch.text import supply
-        from archsearch.text.generate import eos_ids
-
-        tokenizer, ends = self.texts.target.tokenizer, eos_ids(self.texts.writer(), self.texts.target.tokenizer)
-        apart = [*self.texts.prompts.heldout, *self._kept_out()]
-        return supply.invented(supply.turns_of(turns, tokenizer, ends), self._training_prompts(), apart)
-
-    def _turns(self) -> list[CachedSequence] | None:
-        """The usable next turns, the conversation before them included; None before they were asked for."""
-        from archsearch.text.cache import TextCache
-
-        path = self.texts.folder / "turns" / "usable.json"
-        if not path.exists():
-            return None
-        usable = set(read_json(path, "next turns")["usable"])
-        return [turn for turn in TextCache.load(path.parent).sequences if turn.id in usable] if usable else []
 
     def _write_invented(self, budget_s: float) -> int:
         """The next round: prompts asked for, the usable ones answered. Rounds that gave no usable prompt end after a few."""
@@ -305,7 +251,6 @@ class Growth:
         return ["more", *(f"more-{number}" for number in range(2, SAMPLED_ROUNDS + 1))]
 
     def _kept_out_ids(self) -> set[tuple[int, ...]]:
-        from archsearch.drafts.texts import HELDOUT_SEQUENCES
         from archsearch.training.batches import split_heldout
 
         kept = split_heldout(self.texts.training().sequences, HELDOUT_SEQUENCES)[1]
@@ -333,38 +278,3 @@ class Growth:
         """Training prompts that the first text has no answer to."""
         answered = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in self.texts.training().sequences}
         return [encoded for encoded in self._asked_prompts() if encoded.token_ids not in answered]
-
-    def _answered(self) -> list[CachedSequence]:
-        """The first text, without what drafts are compared on."""
-        kept = self._kept_out_ids()
-        return [s for s in self.texts.training().sequences if tuple(s.token_ids[: s.prompt_tokens].tolist()) not in kept]
-
-    def _limit(self, behind: int) -> int:
-        """The longest prompt that leaves room for so many tokens."""
-        from archsearch.text.prompts import context_tokens, prompt_limit
-
-        return prompt_limit(context_tokens(self.texts.target.config), behind)
-
-    def _cut(self) -> list[EncodedPrompt]:
-        """Answers of the first text that were cut, to go on from."""
-        from archsearch.text import supply
-        from archsearch.text.generate import eos_ids
-
-        ends = eos_ids(self.texts.writer(), self.texts.target.tokenizer)
-        return supply.longer(self._answered(), ends, self._limit(self.texts.answer_tokens))
-
-    def _opened(self) -> list[EncodedPrompt]:
-        """Answers of the first text that came to their end, each with the user's next turn opened behind it."""
-        from archsearch.text import supply
-        from archsearch.text.generate import eos_ids
-
-        ends = eos_ids(self.texts.writer(), self.texts.target.tokenizer)
-        ended = [s for s in self._answered() if int(s.token_ids[-1]) in ends]
-        limit = self._limit(supply.PROMPT_TOKENS + self.texts.answer_tokens)
-        return [one for one in supply.follow_up_openings(self.texts.target.tokenizer, ended) if len(one.token_ids) <= limit]
-
-    def _followed(self) -> list[EncodedPrompt]:
-        """The usable next turns, where the answer to each begins."""
-        from archsearch.text import supply
-
-        return supply.follow_ups(self.texts.target.tokenizer, self._turns() or [])

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from archsearch.text.prompts import EncodedPrompt, Prompt
     from archsearch.training.data_plan import Supply
 
-HELDOUT_SEQUENCES: Final = 64  # answers to training prompts that are kept out to compare drafts on, at most
 PLAIN_SHARE: Final = 0.3  # of the time to write: plain text is read much faster than answers are written
 COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, TrainedDraft, trained_draft
-from archsearch.drafts.texts import HELDOUT_SEQUENCES, RunTexts
+from archsearch.drafts.texts import RunTexts
 from archsearch.files import read_json, write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.models.targets import TargetRef
 from archsearch.progress import ProgressLine
+from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
+from archsearch.training.settings import HELDOUT_SEQUENCES
 
 if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence, TextCache
@@ -37,7 +39,6 @@ LOOK_RATIO: Final = 1.2  # a look costs a pass over some thousand tokens
 PATIENCE: Final = 1.5  # a training ends after half as many tokens again without a better look
 
 
-SUPERNET_FIRST_TOKENS: Final = 4000  # per shape: to learn the speed
 
 
 class DraftTrainer:
@@ -185,38 +186,6 @@ class DraftTrainer:
         write_json(path, short.to_dict())
         return short
 
-    def train_supernet(self, shapes: Sequence[Architecture], seconds: float, seed: int = 0) -> list[float]:
-        """alpha of each shape's slice of one supernet, trained for about `seconds`, on the texts that `train_short` compares on.
-
-        The shapes have one head. Continues its checkpoint. Raises ArchsearchError for shapes that cannot share weights.
-        """
-        from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
-        from archsearch.training.distill import split_heldout
-        from archsearch.training.supernet import SupernetConfig, build_supernet, slice_matches, train_supernet
-
-        caches = self.texts.all_training()
-        ids = None
-        if shapes[0].trimmed:
-            ids = choose_draft_vocab(token_frequencies(*caches), shapes[0].head_rows, self.tokenizer).token_ids
-        net = build_supernet(
-            self.source_of_weights(), shapes, draft_token_ids=ids, calibration_ids=_calibration_ids(caches[0]), seed=seed
-        )
-        first = SupernetConfig(tokens=SUPERNET_FIRST_TOKENS * len(shapes), seed=seed)
-        folder = self.folder / "supernet"
-        with ProgressLine(f"train a supernet over {len(shapes)} shapes") as line:
-            begin = time.monotonic()
-            # As much again as fits into the time at the speed of the first part; a checkpoint of an earlier process counts.
-            done = train_supernet(net, shapes, caches[0], first, checkpoint_dir=folder)
-            spent = max(time.monotonic() - begin, 1e-3)
-            tokens = max(done.tokens, int(first.tokens * seconds / spent)) if done.tokens < 2 * first.tokens else done.tokens
-            train_supernet(
-                net, shapes, caches[0], replace(first, tokens=tokens), checkpoint_dir=folder,
-                progress=lambda p: line(f"loss {p['loss']:.3f}", float(p["fraction"]), 1.0),
-            )  # fmt: skip
-            kept_out = split_heldout(caches[0].sequences, first.heldout_sequences)[1] or caches[0].sequences[:8]
-            matches = slice_matches(net, shapes, kept_out)
-        return [float(sum(m.sum() for m in rows) / sum(len(m) for m in rows)) for rows in matches]
-
     def spent(self, arch: Architecture) -> tuple[int, float]:
         """(tokens, seconds) that a draft was trained for so far; of both its short and its full training."""
         found = (0, 0.0)
@@ -238,6 +207,7 @@ class DraftTrainer:
         """
         from archsearch.acceptance.measured import agreement_trace
         from archsearch.models.drafts import save_draft
+        from archsearch.training.batches import heldout_divergence
         from archsearch.training.distill import DistillConfig, distill
 
         folder = self.draft_folder(arch)
@@ -261,6 +231,7 @@ class DraftTrainer:
         draft.eval()
         trace = agreement_trace(draft, self.texts.choosing())
         trace.save(folder / "trace.npz")
+        nats, known = heldout_divergence(draft, caches[0].head, self.texts.choosing().sequences)
         save_draft(draft.to("cpu"), folder, tokenizer=self.tokenizer, mean_hidden=_mean_hidden(draft, caches[0]))
         write_json(
             folder / "training.json",
@@ -278,6 +249,7 @@ class DraftTrainer:
                 "distinct_tokens": sum(cache.written_tokens for cache in caches),
                 "epoch_tokens": result.epoch_tokens,
                 "stopped": result.stopped,
+                "divergence": {"nats": nats, "alpha": known * alpha_of_divergence(nats)},
                 "kept": _look(result.kept, result) if result.kept else None,
                 "looks": [_look(point, result) for point in result.alpha_curve],
                 "alpha_curve": [[point.seconds, point.value] for point in result.alpha_curve],

@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from archsearch.acceptance.lookup import Ngram
+from archsearch.acceptance.chain import ChainRule
+from archsearch.acceptance.lookup import Ngram, Suffix
 from archsearch.engine_facts import EngineFacts, engines_that
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafters import folder_family
@@ -20,7 +21,8 @@ from archsearch.schedule import Ranges, check_schedule, largest_gamma
 
 ModelSource = Path | str | Any
 """A model folder, a hub id, or (engines that run in this process) a module that is already loaded. In the place of a draft also
-a folder with heads on the target's hidden states (`models.drafters`), or no model: `acceptance.lookup.Ngram`, `ExitAfter`."""
+a folder with heads on the target's hidden states (`models.drafters`), or no model: `acceptance.lookup.Ngram`, `ExitAfter`;
+or a draft with more to it: `Chained`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,22 @@ class ExitAfter:
     """In the place of a draft: the target's own first `layers` layers, with its norm and head."""
 
     layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """In the place of a draft: a draft model whose rounds are those of `rule`, behind a lookup where there is one (None: the
+    draft stops where it is unsure, and that is all). The gamma that it is started with is `rule.longest`."""
+
+    draft: ModelSource
+    rule: ChainRule
+    lookup: Ngram | Suffix | None = None
+
+    def __post_init__(self) -> None:
+        if (self.lookup is None) != (self.rule.found == 0):
+            raise ArchsearchError("a chain has a lookup and says how many tokens that drafts, or neither")
+        if self.lookup is None and not self.rule.least:
+            raise ArchsearchError("a chain of one drafter is that drafter: name a lookup beside the draft, or the draft alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +84,10 @@ class GenerationResult:
     `seconds`: the whole request; `first_s`: until its first tokens arrived (prefill of target and draft, and the first round);
     `decode_seconds`: from then to the last tokens, in which `decode_tokens` were written.
     Speculation (all zero or empty without a draft), over whole rounds only: a round cut by max_new_tokens or by the end of the
-    text is in the text and the times but not in the counts. `rounds`; `drafted` = gamma * rounds; `accepted_by_position[i]`:
-    rounds in which draft token i was accepted (so all before it were too); `round_lengths`: tokens each round wrote,
-    accepted + 1. `gaps_s`: seconds between successive hand-overs of tokens (rounds, or single tokens without a draft).
+    text is in the text and the times but not in the counts. `rounds`; `drafted` = gamma * rounds (a lookup or a chain: what
+    it proposed in them); `accepted_by_position[i]`: rounds in which draft token i was accepted (so all before it were too);
+    `round_lengths`: tokens each round wrote, accepted + 1.
+    `gaps_s`: seconds between successive hand-overs of tokens (rounds, or single tokens without a draft).
     """
 
     prompt_id: str
@@ -130,7 +149,8 @@ class EngineSettings:
     engine's choice); `python`: interpreter of the engine's own environment (None: the one `archsearch engine install` made);
     `timeout_s`: for one answer of a child process or server; `dummy_weights`: random weights for both models, whose folders then
     need a config.json only; `server_url`, `baseline_url`: running servers, with the draft and without; `environment`: variables
-    for a child process; `memory_share`: of a GPU's memory that it may take (None: the engine's choice).
+    for a child process; `memory_share`: of a GPU's memory that it may take (None: the engine's choice); `time_passes`: steps
+    tell what each pass takes, also where that costs a second run of it.
     """
 
     dtype: str = "bfloat16"
@@ -147,6 +167,7 @@ class EngineSettings:
     baseline_url: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_share: float | None = None
+    time_passes: bool = False
 
 
 @runtime_checkable
@@ -191,7 +212,8 @@ class Engine(Protocol):
         ...
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
-        """The target's logits for `candidates` as the next token after `token_ids`."""
+        """The target's logits for `candidates` as the next token after `token_ids`, up to one number that
+        all of them share (some engines tell log-probabilities)."""
         ...
 
     def steps(self) -> tuple[EngineStep, ...]:
@@ -229,6 +251,8 @@ def drafter_family(draft: ModelSource | None) -> str:
         return "ngram"
     if isinstance(draft, ExitAfter):
         return "early_exit"
+    if isinstance(draft, Chained):
+        return "chain"
     return folder_family(draft) if isinstance(draft, Path) and (draft / "config.json").is_file() else "independent"
 
 

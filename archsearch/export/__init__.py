@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from archsearch.export.card import ExportPlan, model_card
-from archsearch.export.engines import DEFAULT_ENGINES, check_engines, export_names, vllm_config
+from archsearch.export.drafters import vllm_config
+from archsearch.export.engines import DEFAULT_ENGINES, check_engines, export_names
 from archsearch.export.folder import MARKER, export, plan
 from archsearch.export.source import DraftRecord, ExportSource, ExportTarget, FullHead, HeadCost, padded_head_cost
 

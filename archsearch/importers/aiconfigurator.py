@@ -23,9 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.architecture.op_kinds import row_sizes
 from archsearch.architecture.ops import AllReduce, Attention, Experts, Gemm, LatentAttention
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import atomic_path, read_json
+from archsearch.files import atomic_path, read_json, umask
 from archsearch.hardware.device import Device, load_device
 from archsearch.importers import experts
 from archsearch.profiles import Measurement, Profile, freeze_shape
@@ -586,7 +587,7 @@ def import_tables(
                 provenance["told_from_kept_rows"][label] = told
             provenance["rows_kept"][label] = len(times)
             profile.add(
-                Measurement(op.kind, freeze_shape(asdict(op)), dtype, mode, cache_state(op, device, dtype), (seconds,))
+                Measurement(op.kind, freeze_shape(row_sizes(op)), dtype, mode, cache_state(op, device, dtype), (seconds,))
                 for (op, mode), seconds in sorted(times.items(), key=lambda item: (item[0][1], _order(item[0][0])))
             )
         if dtype == names[0]:
@@ -728,7 +729,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
         with atomic_path(building / "rows.jsonl") as temporary, temporary.open("w", encoding="utf-8") as handle:
             for row in profile.rows.values():
                 handle.write(json.dumps(row.to_dict(), separators=(",", ":")) + "\n")
-        building.chmod(0o755)
+        building.chmod(0o777 & ~umask())
         if folder.exists():
             os.replace(folder, old)
         os.replace(building, folder)

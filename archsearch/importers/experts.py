@@ -19,10 +19,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from archsearch.architecture.architecture import EXPERT_BYTES
 from archsearch.architecture.ops import Experts, LatentAttention
 from archsearch.hardware.device import Device
-from archsearch.workload import DTYPE_BYTES
+from archsearch.workload import DTYPE_BYTES, WEIGHT_BYTES
 
 MOE_DTYPES: Final = {"bfloat16": {"bfloat16": "", "w4a16_mxfp4": "mxfp4"}, "float8_e4m3fn": {"fp8_block": ""}}
 """Labels of the table and the experts' own format, by the dtype of the pass. Per-tensor fp8 is the badly tuned one."""
@@ -168,7 +167,7 @@ def badly_tuned(times_s: Mapping[Experts, float], device: Device, dtype: str) ->
         if len(small) < 4 or np.ptp(touched) < 2:
             continue
         slope = float(np.polyfit(touched, [times_s[op] for op in small], 1)[0])
-        weights = 3 * hidden * inter * (EXPERT_BYTES[kept] if kept else DTYPE_BYTES[dtype])
+        weights = 3 * hidden * inter * (WEIGHT_BYTES[kept] if kept else DTYPE_BYTES[dtype])
         least = weights / device.bandwidth_bytes_per_s
         if slope > least / LEAST_SHARE:
             bad.update(ops)

@@ -6,10 +6,14 @@ A profile that was measured under CUDA graphs holds torch's kernels; an imported
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from archsearch.architecture.ops import Attention, Op
+from archsearch.latency.ops import SHORT, VERIFY_STD, Answer
 from archsearch.profiles import Profile
 
 FLASH: Final = "FlashAttention 2"
@@ -70,3 +74,64 @@ def attention_words(profile: Profile, mode: str) -> str:
         f"graph mode: torch SDPA ({names or FLASH}) attention; vLLM runs {serving.kernel} on {serving.generation}, "
         f"frameworks differ by {serving.std:.0%}"
     )
+
+
+TILE: Final = 64
+"""Query rows of a thread block of FlashAttention 2 against a paged cache."""
+
+
+class UnpackedQueries:
+    """Kernels of an engine whose attention handles several query rows by FlashAttention 2's path for
+    prompts; all else as `priced` says.
+
+    For one row that kernel packs the query heads of a KV head into a block and splits the keys over
+    blocks; for more it does neither (flash_api.cpp, mha_varlen_fwd: "only apply split-k for decoding"
+    stands under `seqlenq_ngroups_swapped`, which asks for one row). Each query head's block then
+    walks over all keys alone, computing a tile of TILE rows:
+
+        seconds = max(start + waves of blocks x one block, decode x how often the cache is read)
+
+    One block: the table's row of one head and one sequence, which runs unsplit and unpacked too. A
+    cache is read once for all heads whose blocks run at the same time: blocks are started by sequence
+    and then by head, one to a multiprocessor (128 such blocks take an A100 twice as long as 8).
+    """
+
+    def __init__(self, priced: Any, multiprocessors: int) -> None:
+        self.priced, self.multiprocessors = priced, multiprocessors
+
+    def prepare(self, ops: Iterable[Op], cold: bool) -> None:
+        """Price many ops at once."""
+        ops = list(ops)
+        parts = [part for op in ops if self._unpacked(op) for part in self._parts(op)]
+        self.priced.prepare([*ops, *parts], cold)
+
+    def op_s(self, op: Op, cold: bool) -> Answer:
+        """Seconds and relative std of one op."""
+        seconds, std = self.priced.op_s(op, cold)
+        if not self._unpacked(op):
+            return seconds, std
+        assert isinstance(op, Attention)
+        (start, _), (block, block_std), (decode, decode_std) = (self.priced.op_s(part, cold) for part in self._parts(op))
+        waves = math.ceil(op.batch * op.q_heads / self.multiprocessors)
+        group = op.q_heads / op.kv_heads
+        reads = group / min(group, max(1.0, self.multiprocessors / op.batch))
+        return max(
+            (seconds, std),
+            (start + waves * (block - start), math.hypot(block_std, VERIFY_STD)),
+            (reads * decode, math.hypot(decode_std, VERIFY_STD)),
+        )
+
+    def _unpacked(self, op: Op) -> bool:
+        return isinstance(op, Attention) and 1 < op.tokens <= TILE and op.context > 0
+
+    def _parts(self, op: Any) -> tuple[Attention, Attention, Attention]:
+        """One head of one sequence over hardly any key and over all, and a decode of the batch."""
+        last = max(1, op.keys() - 1)
+        start, block = (Attention(1, 1, keys, 1, 1, op.head_dim) for keys in (min(SHORT, last), last))
+        return start, block, Attention(op.batch, 1, last, op.q_heads, op.kv_heads, op.head_dim)
+
+
+def unpacks(profile: Profile, engine: str | None) -> bool:
+    """Whether `engine` runs FlashAttention 2 on the profile's GPU: vLLM before Hopper. SGLang
+    (FlashInfer) and TensorRT-LLM pack several query rows there."""
+    return engine == "vllm" and serving_attention(profile).kernel == FLASH

@@ -38,12 +38,15 @@ from archsearch.architecture.ops import (
 from archsearch.engine_rounds import EngineRounds
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
+from archsearch.latency.attention import UnpackedQueries, unpacks
 from archsearch.latency.ops import OpModel
 from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
+from archsearch.workload import DTYPE_BYTES
 
 SHARED: Final = 0.5  # share of an op's error variance that all ops of its kind in a table have in common
 FUSES_ON: Final = ("9", "10")  # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
+Ops = OpModel | CarriedOps | UnpackedQueries
 GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "head", "step")
 
 
@@ -94,21 +97,42 @@ def _op_model(profile: Profile, dtype: str) -> OpModel:
 
 
 class ComposedPass:
-    """Seconds and std of whole steps from the kernel rows of a GPU profile; with `device`, carried over to that relative."""
+    """Seconds and std of whole steps from the kernel rows of a GPU profile; with `device`, carried over to that relative; with
+    `engine`, as its attention runs there."""
 
-    def __init__(self, profile: Profile, dtype: str, mode: str, device: Device | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        dtype: str,
+        mode: str,
+        device: Device | None = None,
+        engine: str | None = None,
+    ) -> None:
         self.mode = mode
 
-        def ops(name: str) -> OpModel | CarriedOps:
+        def ops(name: str) -> Ops:
             measured = _op_model(profile, name)
-            return measured if device is None else CarriedOps(measured, device)
+            found = measured if device is None else CarriedOps(measured, device)
+            if not unpacks(profile, engine):
+                return found
+            own = device.multiprocessors if device else profile.device.get("multiprocessors")
+            return UnpackedQueries(found, own or 108)
 
         self._gemm = ops(dtype)
         # with 8-bit weights and an 8-bit cache the rest, the head among it, runs in 16 bits
         self._rest = ops("bfloat16") if dtype == "float8_e4m3fn" else self._gemm
+        self._formats = {dtype: self._gemm}
+        self._ops_in = lambda name: ops(name) if name in DTYPE_BYTES and composable(profile, name) else self._rest
         self._eager_reduce = _eager_all_reduce(profile)
         self._constants = constants()
         self.wait = all_reduce_wait(None, None)
+        self._wide_cache = False
+
+    def serving(self, rounds: EngineRounds | None, dtype: str, wait: Estimate) -> Self:
+        """The same as the engine of `rounds` runs it: its KV cache of a target in `dtype`, and how long its ranks wait."""
+        changed = self.waiting(wait)
+        changed._wide_cache = rounds is not None and rounds.cache_dtype(dtype) != dtype
+        return changed
 
     def waiting(self, wait: Estimate) -> Self:
         """The same with another wait at an all-reduce (`all_reduce_wait`)."""
@@ -120,18 +144,26 @@ class ComposedPass:
         """Seconds and relative std of one kernel on the device."""
         return self._model_of(op).op_s(op, True)
 
-    def _model_of(self, op: Op) -> OpModel | CarriedOps:
-        """Whose rows price `op`: weights in the pass's dtype, but experts of a format of their own; the rest in 16 bits."""
-        narrow = isinstance(op, Gemm | Attention | LatentAttention) or (isinstance(op, Experts) and not op.format)
+    def _model_of(self, op: Op) -> Ops:
+        """Whose rows price `op`: weights in the pass's dtype, but those of a format of their own; the rest in 16 bits."""
+        if isinstance(op, Gemm) and op.format:
+            if op.format not in self._formats:
+                self._formats[op.format] = self._ops_in(op.format)
+            return self._formats[op.format]
+        if isinstance(op, Attention) and self._wide_cache:
+            return self._rest
+        narrow = isinstance(op, Attention | LatentAttention) or (isinstance(op, Gemm | Experts) and not op.format)
         return self._gemm if narrow else self._rest
 
     def _prepare(self, ops: Iterable[Op], head: Iterable[Op]) -> None:
         """Price all ops of a step in one go: much quicker than one by one. `head`: those outside the layers."""
-        ops = list(ops)
         self._rest.prepare(head, True)
-        narrow = [op for op in ops if self._model_of(op) is self._gemm]
-        self._gemm.prepare(narrow, True)
-        self._rest.prepare([op for op in ops if self._model_of(op) is not self._gemm], True)
+        wanted: dict[int, tuple[Ops, list[Op]]] = {}
+        for op in ops:
+            model = self._model_of(op)
+            wanted.setdefault(id(model), (model, []))[1].append(op)
+        for model, its in wanted.values():
+            model.prepare(its, True)
 
     def prepare(self, passes: Iterable[PassOps]) -> None:
         """Price the kernels of many passes in one go."""
@@ -143,6 +175,8 @@ class ComposedPass:
     def layer_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
         """Ops of all layers. GEMMs, norms and all-reduces run once over the tokens of all parts, attention runs for each part."""
         total = sum(part.batch * part.tokens for part in parts)
+        if arch.num_experts and arch.routing_skew is None and total > 1 and sum(part.batch for part in parts) == 1:
+            arch = arch.replace(routing_skew=0.0)  # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
         counts: Counter[Op] = Counter()
         fused = self.mode == "graph"
         for layer, window, layers in layer_groups(arch):

@@ -8,13 +8,25 @@ from __future__ import annotations
 from typing import Final
 
 from archsearch.architecture.op_kinds import OP_KINDS
-from archsearch.architecture.ops import AllReduce, Op
+from archsearch.architecture.ops import AllReduce, Gemm, Op
 from archsearch.hardware.device import Device
 from archsearch.workload import DTYPE_BYTES
 
 BANDWIDTH_SHARE: Final = 0.8  # bytes / (0.8 bandwidth) + 3 us fits measured decode GEMMs of A100, H100, H200 and B200 to 14-21 %
 PEAK_SHARE: Final = 0.7
 KERNEL_S: Final = 3e-6
+KERNELS: Final = {"experts": 10, "latent_attention": 25}
+"""Kernels of an op that is several. Whatever the bytes, experts take 15 to 40 us (t0 of the fits of t0 + b x experts
+touched, four GPUs), a block of latent attention 50 us in TensorRT-LLM and about 110 in vLLM at batch 1 on an H200
+(aiconfigurator-core 0.12.0)."""
+FORMAT_SHARE: Final = {"float8_e4m3fn": 0.75, "int8": 0.75, "int4": 0.65, "mxfp4": 0.65, "nvfp4": 0.45, "nf4": 0.4}
+"""Share of the speed at which 16-bit kernels read memory that kernels of a narrow format reach, in GEMMs of 1 to 64 tokens and
+at least 8M weights, next to vLLM's 16-bit rows of the same GPU: TensorRT-LLM's W4A16 0.40, W8A16 0.70 and W8A8 0.85 on an A100;
+NVFP4 0.40, 0.25 and 0.50 (vLLM, TensorRT-LLM, SGLang) on a B200, 0.50 and 0.60 on an RTX PRO 6000 (aiconfigurator-core 0.12.0).
+Published for Marlin, vLLM's kernel for int4, mxfp4 and 8 bits on Ampere: near 1 (arXiv 2408.11743), so int4 lies between. nf4:
+assumed."""
+FORMAT_STD: Final = {"float8_e4m3fn": 0.25, "int8": 0.3, "int4": 0.35, "mxfp4": 0.35, "nvfp4": 0.4, "nf4": 0.5}
+"""Relative std of a GEMM priced so: what the shapes of those tables scatter by, and frameworks differ by."""
 LINK_LATENCY_S: Final = 5e-6
 PCIE_BYTES_PER_S: Final = {"8": 24e9, "9": 48e9, "10": 48e9, "12": 48e9}
 """By compute capability: 16 lanes of PCIe 4 from Ampere on (Ada too), of PCIe 5 from Hopper on, at what NCCL takes as reachable
@@ -50,5 +62,10 @@ def datasheet_s(device: Device, op: Op, dtype: str) -> float:
     if isinstance(op, AllReduce):
         return all_reduce_s(device, op, width)
     kind = OP_KINDS[op.kind]
-    memory = kind.elements(op) * width / (BANDWIDTH_SHARE * device.bandwidth_bytes_per_s)
-    return max(memory, kind.flops(op) / (PEAK_SHARE * device.peak_flops_per_s(dtype))) + KERNEL_S
+    elements = kind.elements(op)
+    if isinstance(op, Gemm) and op.format:
+        elements += op.weight_elements() * (1.0 / FORMAT_SHARE[op.format] - 1.0)
+        width = max(width, 2)  # counted in numbers of 16 bits
+    memory = elements * width / (BANDWIDTH_SHARE * device.bandwidth_bytes_per_s)
+    computed = kind.flops(op) / (PEAK_SHARE * device.peak_flops_per_s(dtype))
+    return max(memory, computed) + KERNELS.get(op.kind, 1) * KERNEL_S

@@ -1,10 +1,13 @@
-"""What is said of the time of experts and of latent attention: whose rows it comes from."""
+"""What is said of the time of experts, of latent attention and of quantised weights: whose rows it comes from."""
 
 from __future__ import annotations
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.experts import ROUTING_SKEW
+from archsearch.latency.datasheet import FORMAT_SHARE, FORMAT_STD
+from archsearch.latency.model import LatencyModel
 from archsearch.profiles import Profile
+from archsearch.workload import WEIGHT_BYTES
 
 
 def kernel_words(profile: Profile, target: Architecture, dtype: str) -> str:
@@ -31,3 +34,20 @@ def kernel_words(profile: Profile, target: Architecture, dtype: str) -> str:
         )
         words += f"; latent attention: {several}"
     return words
+
+
+def format_words(latency: object, target: Architecture) -> str:
+    """In a clause how weights in a format of their own are priced; "" for weights in the dtype of the pass."""
+    name = target.weight_format
+    if not name:
+        return ""
+    known = isinstance(latency, LatencyModel) and any(
+        row.kind == "gemm" and row.sizes().get("format") == name for row in latency.profile.rows.values()
+    )
+    whose = (
+        "rows of such kernels"
+        if known
+        else f"modelled from their bytes at {FORMAT_SHARE[name]:.0%} of the bandwidth that 16-bit kernels reach "
+        f"(a GEMM within {FORMAT_STD[name]:.0%})"
+    )
+    return f"; weights in {name}, {WEIGHT_BYTES[name]:g} bytes each: {whose}; cache, embedding and head in 16 bits"

@@ -28,6 +28,9 @@ GROUPS: Final = ("pass", "layers", "gemm", "head", "attention", "elementwise", "
 GROUP_OF: Final = {"gemm": "gemm", "experts": "gemm", "attention": "attention", "latent_attention": "attention"}
 OUTLIER_MADS: Final = 5.0
 MIN_ROWS: Final = {"forward": 8}
+# Where the half point may lie, as a share of the last-level cache that the machine reports. Far below it too: a
+# virtual machine reports the whole socket's cache (480 MiB seen for two cores) and holds a small part of it.
+CACHE_SHARES: Final = np.array([0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2])
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class FittedPasses:
     ) -> tuple[CacheFit, Array]:
         """The cache's half point and steepness (grid) with the coefficients (non-negative least squares) that fit best."""
         best: tuple[float, CacheFit, Array] | None = None
-        for half in llc * np.array([0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2]):
+        for half in llc * CACHE_SHARES:
             for steepness in (1.5, 3.0, 6.0):
                 cache = CacheFit(float(half), steepness)
                 features = np.array(

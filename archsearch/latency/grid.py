@@ -25,7 +25,7 @@ from archsearch.latency.grid_ops import Array, GridPart, GridSeconds, group_seco
 from archsearch.latency.model import GROUPS, LatencyModel
 from archsearch.latency.regression import Residual
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.latency.rounds import Passes, _extra, _nothing_drafted
+from archsearch.latency.rounds import Passes, _extra, _nothing_drafted, host_time
 from archsearch.workload import Workload
 
 NOTHING: Final = Estimate(0.0, 0.0, "given")
@@ -60,17 +60,14 @@ class GridLatency:
         self._later: Pass = (replace(self._firsts[self.gammas[0]][0], tokens=1), False)
         self._passes = list(dict.fromkeys([*self._firsts.values(), self._later]))
         self._seconds = _prices(latency, self.grid, self.ranks, self._passes)
-        self._verify = {gamma: latency.verify_s(target, workload, gamma).value for gamma in self.gammas}
+        self._verified = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
         self._decode_s = latency.decode_s(target, workload).value
         self._idle: Evaluate | None = None
 
     def _first(self, gamma: int) -> Pass:
         latency, batch, context = self.latency, self.workload.batch_size, self.workload.context_len
-        engine = getattr(latency, "engine_", None)
-        if engine is not None:
-            return GridPart(batch, engine.first_pass.tokens(gamma), context), True
-        tokens = latency.rounds.costs.first_pass_tokens(gamma) if latency.rounds is not None else 1
-        return GridPart(batch, tokens, context, None if isinstance(latency, RooflineLatency) else 1), True
+        all_rows = isinstance(latency, RooflineLatency) or latency.engine_ is not None
+        return GridPart(batch, latency.first_tokens(gamma), context, None if all_rows else 1), True
 
     def rounds(self, bodies: slice) -> Iterator[GridRound]:
         """Rounds of the drafts of some bodies, by gamma."""
@@ -79,14 +76,15 @@ class GridLatency:
         layers = np.array(self.grid.layers)[None, :, None, None]
         for gamma in self.gammas:
             first = seconds[self._firsts[gamma]]
-            draft = first + (gamma - 1) * later if gamma > 1 else first
+            more = self.latency.facts.draft_passes(gamma) - 1
+            draft = first + more * later if more else first
             if self.latency.rounds is not None:
                 whole = self._launched(gamma, first, later, draft, layers)
             else:
                 if isinstance(self.latency, LatencyModel):
                     draft = draft + gamma * layers * self.latency.added_layer_s(self.grid.like)
                 added = self.latency.added_s(self.target, self.workload, gamma).value
-                whole = draft + self._verify[gamma] + added
+                whole = draft + self._verified[gamma].value + added
             yield GridRound(gamma, draft, whole)
 
     def idle(self, bodies: slice) -> Any:
@@ -104,27 +102,50 @@ class GridLatency:
         if latency.rounds is None:
             return idle
         costs = replace(latency.rounds.costs, round_s=replace(latency.rounds.costs.round_s, value=0.0))
-        verify = latency.verify_s(self.target, self.workload, 0).value
+        verify = latency.verify_s(self.target, self.workload, 0)
         layers = np.array(self.grid.layers)[None, :, None, None]
         longer = self._launched(1, idle, idle, idle, layers, (costs, verify)) - self._decode_s
         return np.where(longer <= idle, idle, longer)
 
     def _launched(
-        self, gamma: int, first: Array, later: Array, draft: Array, layers: Any, own: tuple[RoundCosts, float] | None = None
+        self, gamma: int, first: Array, later: Array, draft: Array, layers: Any, own: tuple[RoundCosts, Estimate] | None = None
     ) -> Array:
         """`rounds.round_time` of an engine whose host is told apart; `own`: other costs, and another verification."""
-        costs, verify = own or (self.latency.rounds.costs, self._verify[gamma])
-        more = gamma - 1
+        costs, read = own or (self.latency.rounds.costs, self._verified[gamma])
+        verify, more = read.value, gamma - 1
         batch, context, target_layers = self.workload.batch_size, self.workload.context_len, self.target.num_hidden_layers
-        extra = _extra(costs, Passes(NOTHING, NOTHING, NOTHING, gamma, batch, 0, target_layers, context=context)).value
-        reduces = (2 * layers + 1) * (self.ranks > 1) * (costs.graph != "full")
+        costs = costs.launching(batch * (gamma + 1))
+        passes = Passes(NOTHING, NOTHING, NOTHING, gamma, batch, 0, target_layers, context=context)
+        added = _extra(costs, passes)
+        extra = added.value
+        sharded = int(self.ranks > 1)
+        reduces = (2 * layers + 1) * sharded * (costs.graph != "full")
         launch = costs.host_token_s.value + layers * costs.host_layer_s.value + reduces * costs.host_all_reduce_s.value
         target_host = target_layers * costs.host_target_layer_s.value
         if costs.order == "overlapped":
-            host = costs.host_round_s.value + target_host + gamma * launch
-            return np.asarray(np.maximum(draft + verify + extra, host))
+            std = math.hypot(read.std, added.std)
+            hosts = [
+                host_time(costs, replace(passes, draft_layers=depth, draft_all_reduces=sharded * (2 * depth + 1)))
+                for depth in self.grid.layers
+            ]
+            means, stds = (
+                np.array(column).reshape(layers.shape) for column in zip(*((h.value, h.std) for h in hosts), strict=True)
+            )
+            return larger_of_arrays(draft + verify + extra, std, means, stds)
         waits = np.maximum(0.0, launch - first) + more * np.maximum(0.0, launch - later) + max(0.0, target_host - verify)
         return np.asarray(draft + verify + extra + waits)
+
+
+def larger_of_arrays(first: Array, std: float, second: Array, second_std: Array) -> Array:
+    """Means of `rounds.larger_of`."""
+    from scipy.special import erf
+
+    theta = np.hypot(std, second_std)
+    gap = (first - second) / np.maximum(theta, 1e-300)
+    below = 0.5 * (1.0 + erf(gap / math.sqrt(2.0)))
+    density = np.exp(-0.5 * np.minimum(gap * gap, 1400.0)) / math.sqrt(2.0 * math.pi)
+    mean = first * below + second * (1.0 - below) + theta * density
+    return np.asarray(np.where(theta > 0.0, mean, np.maximum(first, second)))
 
 
 def prompt_seconds(latency: Any, grid: ShapeGrid, ranks: int, tokens: int) -> Callable[[slice], Any]:

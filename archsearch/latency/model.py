@@ -90,9 +90,9 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             self.engine_ = EnginePasses(profile, dtype, mode, engine)
         whole = len(profile.select("forward", dtype, mode))
         if whole < MIN_ROWS["forward"] and composable(profile, dtype):
-            self.composed_ = ComposedPass(profile, dtype, mode, carried_to)
+            self.composed_ = ComposedPass(profile, dtype, mode, carried_to, engine)
             self.target_correlation = PACE_CORRELATION
-        else:
+        elif self.engine_ is None or not self.facts.gguf:
             self.ops = OpModel(profile, dtype, mode)
             self._fit()
         self._engine = fit_overheads(profile.select("engine", dtype, mode))
@@ -103,7 +103,7 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
         foreign = self._chooses and mode == "graph" and engine is not None and not self.facts.in_process
         self._attention_std = serving_attention(profile).std if foreign else 0.0
         self.round_fit_: RoundFit | None = None
-        self.wait = all_reduce_wait(None, None)
+        self.wait, self.cache_dtype = all_reduce_wait(None, None), dtype
         if profile.device.get("kind") == "gpu" and engine is not None and not measured:
             self.rounds = rounds or engine_rounds(engine)
             self._take_wait()
@@ -228,16 +228,18 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
     def _kernels(self) -> ComposedPass | None:
         """What composes a pass of its ops, where this profile has such rows."""
         if self.composed_ is None and self.mode == "graph" and composable(self.profile, self.dtype):
-            return ComposedPass(self.profile, self.dtype, self.mode, self.carried_to).waiting(self.wait)
+            own = (self.profile, self.dtype, self.mode, self.carried_to, self.engine)
+            return ComposedPass(*own).serving(self.rounds, self.dtype, self.wait)
         return self.composed_
 
     def _take_wait(self) -> None:
         wait = all_reduce_wait(self.rounds, self._compute_capability)
-        if wait == self.wait:
+        cache = self.rounds.cache_dtype(self.dtype) if self.rounds is not None else self.dtype
+        if (wait, cache) == (self.wait, self.cache_dtype):
             return
-        self.wait = wait
+        self.wait, self.cache_dtype = wait, cache
         if self.composed_ is not None:
-            self.composed_ = self.composed_.waiting(wait)
+            self.composed_ = self.composed_.serving(self.rounds, self.dtype, wait)
         self._passes = {}
         for kept in ("_kernels", "_later_steps"):
             self.__dict__.pop(kept, None)
@@ -287,18 +289,23 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
         one = self.forward_s(target, batch=batch, tokens=1, context=context, ranks=ranks)
         return found if found.value >= one.value else Estimate(one.value, found.std, found.source)
 
+    def first_tokens(self, gamma: int) -> int:
+        """Tokens per sequence in the first pass of a draft in a round: as measured in the engine, where it was."""
+        return self.engine_.first_pass.tokens(gamma) if self.engine_ is not None else super().first_tokens(gamma)
+
     def draft_passes(self, draft: Architecture, workload: Workload, gamma: int) -> tuple[Estimate, Estimate]:
         """(the first pass of a round, with its weights out of the cache; each later one, in a loop)."""
         batch, context = workload.batch_size, workload.context_len
         draft = self.facts.served_draft(draft)
         ranks = self.facts.ranks_of_draft(workload)
         if self.engine_ is not None:
-            tokens = self.engine_.first_pass.tokens(gamma)
-            first = self.engine_.forward_s(draft, batch=batch, tokens=tokens, context=context, cold=True)
+            first = self.engine_.forward_s(draft, batch=batch, tokens=self.first_tokens(gamma), context=context, cold=True)
             return first, self.engine_.forward_s(draft, batch=batch, context=context)
-        tokens = self.rounds.costs.first_pass_tokens(gamma) if self.rounds is not None else 1
+        tokens = self.first_tokens(gamma)
         first = self.forward_s(draft, batch=batch, tokens=tokens, context=context, ranks=ranks, cold=True, logits=1)
-        return first, self.forward_s(draft, batch=batch, context=context, ranks=ranks, logits=1) if gamma > 1 else first
+        if self.facts.draft_passes(gamma) == 1:
+            return first, first
+        return first, self.forward_s(draft, batch=batch, context=context, ranks=ranks, logits=1)
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """The draft's time for gamma tokens, and what the engine adds to each of its layers (what it adds to a token whatever the
@@ -306,10 +313,11 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
         costs = self._engine_costs(draft.vocab_size)
         extra = gamma * draft.num_hidden_layers * costs.layer_s if costs else 0.0
         first, later = self.draft_passes(draft, workload, gamma)
-        if gamma <= 1:
+        more = self.facts.draft_passes(gamma) - 1
+        if more <= 0:
             return Estimate(first.value + extra, first.std, first.source)
-        value = first.value + (gamma - 1) * later.value + extra
-        return Estimate(value, first.std + (gamma - 1) * later.std, first.source)
+        value = first.value + more * later.value + extra
+        return Estimate(value, first.std + more * later.std, first.source)
 
     def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
         """What a draft costs in a round that drafts nothing, per round: vLLM keeps its cache in step with a pass without the head
@@ -375,6 +383,8 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             known["rounds"] = self.round_fit_.to_dict()
         if self.engine_ is not None:
             known["engine_passes"] = {"engine": self.engine, **self.engine_.summary()}
+        if self.composed_ is None and not hasattr(self, "ops"):  # the engine's own passes are all there is
+            return known | {"pass": "engine"}
         if self.composed_ is not None:
             words = self.rounds.costs.source if self.rounds is not None else None
             carried = {} if self.carried_to is None else {"carried_to": self.carried_to.key}

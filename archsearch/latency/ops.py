@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +24,11 @@ from numpy.typing import NDArray
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Experts, Gemm, LatentAttention, Op
 from archsearch.errors import MissingDataError
+from archsearch.hardware.device import Device
 from archsearch.latency.all_reduce import AllReduces
+from archsearch.latency.datasheet import FORMAT_STD, datasheet_s
 from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
+from archsearch.latency.stored import digest_of, stored_fit, to_dict
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES
 
@@ -178,17 +182,32 @@ class GpuTable:
     multiprocessors: int
     coefficients: Array
     residual: Kriging
+    digest: str  # of its rows
 
     @classmethod
     def fit(
-        cls, ops: Sequence[Any], times_s: Array, *, sizes: Sizes, multiprocessors: int, like: GpuTable | None = None
+        cls,
+        ops: Sequence[Any],
+        times_s: Array,
+        *,
+        sizes: Sizes,
+        multiprocessors: int,
+        like: GpuTable | None = None,
+        folder: Path | None = None,
     ) -> GpuTable:
-        """Learn from `ops` and their times; with `like` the hyper-parameters of that table are kept (much quicker)."""
+        """Learn from `ops` and their times; with `like` the hyper-parameters of that table are kept (much quicker).
+
+        `folder`: of the profile, where the fit of these very rows may be stored (`latency.stored`).
+        """
         features, place = sizes(ops, multiprocessors)
+        digest = digest_of(ops, times_s, multiprocessors)
+        known = stored_fit(folder, digest, lambda base: np.log(times_s / (features @ base)), place)
+        if known is not None:
+            return cls(sizes, multiprocessors, *known, digest)
         coefficients = nonnegative_fit(features, times_s)
         log_ratio = np.log(times_s / (features @ coefficients))
         residual = Kriging.fit(place, log_ratio, like=None if like is None else like.residual)
-        return cls(sizes, multiprocessors, coefficients, residual)
+        return cls(sizes, multiprocessors, coefficients, residual, digest)
 
     def predict_all(self, ops: Sequence[Any]) -> tuple[Array, Array]:
         """Seconds and relative stds, each [ops]."""
@@ -240,6 +259,8 @@ def op_of(row: Measurement) -> Any:
 
 def _regime(op: Op) -> str:
     """Which table of a GPU prices the op: attention of one token, of some against a cache and of a whole prompt are different."""
+    if isinstance(op, Gemm) and op.format:
+        return f"gemm {op.format}"
     if not isinstance(op, Attention | LatentAttention):
         return op.kind
     regime = "prefill" if not op.context else "decode" if op.tokens == 1 else "verify"
@@ -339,7 +360,16 @@ class OpModel:
             sizes=GPU_SIZES.get(ops[0].kind, gpu_plain_sizes),
             multiprocessors=self._device.get("multiprocessors") or 128,
             like=known if isinstance(known, GpuTable) else None,
+            folder=self.profile.folder if known is None else None,
         )
+
+    def fits(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The tables of `kinds` of ops as `latency.stored` keeps them, by the digest of their rows."""
+        for kind in self._unfitted.intersection(kinds):
+            self._unfitted.discard(kind)
+            self._fit_tables(kind, self._like)
+        tables = (table for table in self._tables.values() if isinstance(table, GpuTable))
+        return {table.digest: to_dict(table.coefficients, table.residual) for table in tables}
 
     def _fit_elementwise(self) -> dict[str, Answer]:
         """Constant and slope in elements, by name."""
@@ -391,7 +421,11 @@ class OpModel:
             self._fit_tables(kind, self._like)
         tables: list[Op] = []
         for op in wanted:
-            known = self._measured.get((op, cold)) or (self._measured.get((op, not cold)) if self._one_state(op) else None)
+            # Rows of experts scatter by 5 to 10 % (one run of each). Where all experts are read, others of as many tokens
+            # are asked of the table, and a pass of as many as a row has would stand out from its neighbours: so is it.
+            smoothed = self._gpu and isinstance(op, Experts) and op.touched > op.experts - 0.5
+            known = None if smoothed else self._measured.get((op, cold))
+            known = known or (self._measured.get((op, not cold)) if self._one_state(op) and not smoothed else None)
             if isinstance(op, Elementwise):
                 self._seen[op, cold] = known or self._elementwise_s(op)
             elif isinstance(op, AllReduce):
@@ -448,6 +482,8 @@ class OpModel:
     def _gpu_s(self, regime: str, ops: Sequence[Any], cold: bool) -> list[Answer]:
         """Seconds and stds of ops of one regime that were not measured."""
         table = self._tables.get((regime, "cold"))
+        if table is None and regime.startswith("gemm "):
+            return self._narrow_s(ops, cold)
         if table is None and regime == "latent_verify" and ("latent_decode", "cold") in self._tables:
             return [self._latent_s(op, cold) for op in ops]
         if table is None and (regime == "experts" or regime.startswith("latent")):
@@ -464,6 +500,23 @@ class OpModel:
             quicker = warm_s < seconds
             seconds, stds = np.where(quicker, warm_s, seconds), np.where(quicker, warm_stds, stds)
         return [(float(s), float(std) + self._extra_std) for s, std in zip(seconds, stds, strict=True)]
+
+    def _narrow_s(self, ops: Sequence[Gemm], cold: bool) -> list[Answer]:
+        """GEMMs with weights in a format of which there are no rows: the 16-bit kernel of the
+        same shape, by the datasheet's ratio of the two with the share of the bandwidth that such
+        kernels reach (`datasheet.FORMAT_SHARE`); of the rows' own dtype as they are."""
+        plain = [replace(op, format="") for op in ops]
+        self.prepare(plain, cold)
+        device = Device.from_dict(self._device)
+        found = []
+        for op, whole in zip(ops, plain, strict=True):
+            seconds, std = self._seen[whole, cold]
+            if op.format == self._rows_dtype:
+                found.append((seconds, std))
+                continue
+            ratio = datasheet_s(device, op, self._rows_dtype) / datasheet_s(device, whole, self._rows_dtype)
+            found.append((seconds * ratio, math.hypot(std, FORMAT_STD[op.format])))
+        return found
 
     def _as_others(self, op: Experts | LatentAttention, cold: bool) -> Answer:
         """A kernel of which there are no rows, from those that move as many bytes and compute as much."""

@@ -92,14 +92,15 @@ class RooflineLatency(LatencyOfRounds):
         return self.forward_s(target, batch=batch, tokens=tokens, context=workload.context_len, ranks=workload.tensor_parallel)
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """gamma draft passes."""
+        """All draft passes of a round."""
         first, later = self.draft_passes(draft, workload, gamma)
-        return Estimate(first.value + (gamma - 1) * later.value, first.std + (gamma - 1) * later.std, first.source)
+        more = self.facts.draft_passes(gamma) - 1
+        return Estimate(first.value + more * later.value, first.std + more * later.std, first.source)
 
     def draft_passes(self, draft: Architecture, workload: Workload, gamma: int) -> tuple[Estimate, Estimate]:
         """See `LatencyModel.draft_passes`; a roofline knows no warm weights."""
         ranks, served = self.facts.ranks_of_draft(workload), self.facts.served_draft(draft)
-        tokens = self.rounds.costs.first_pass_tokens(gamma) if self.rounds is not None else 1
+        tokens = self.first_tokens(gamma)
         batch, context = workload.batch_size, workload.context_len
         first = self.forward_s(served, batch=batch, tokens=tokens, context=context, ranks=ranks)
         return first, self.forward_s(served, batch=batch, context=context, ranks=ranks)

@@ -131,18 +131,19 @@ class _Problem:
     def predicted(self, scaled: Array) -> Array:
         """Seconds of every round, then of every plain step."""
         rounds, factors = self.unpack(scaled)
+        rounds = replace(rounds, costs=rounds.costs.certain())
         found = []
         for row in self.rounds:
             target, draft = factors[row.target], factors[row.draft]
             passes = replace(
                 row.passes,
-                verify_s=_times(row.passes.verify_s, target),
+                verify_s=_times(replace(row.passes.verify_s, std=0.0), target),
                 first_s=_times(row.passes.first_s, draft),
                 later_s=_times(row.passes.later_s, draft),
             )
             found.append(round_time(rounds.costs, passes).round_s.value)
         for step in self.steps:
-            kernels = _times(step.kernels_s, factors[step.target])
+            kernels = _times(replace(step.kernels_s, std=0.0), factors[step.target])
             found.append(plain_step(rounds, kernels, step.target_layers, step.batch).value)
         return np.array(found)
 

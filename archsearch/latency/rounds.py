@@ -4,7 +4,7 @@ Engines that overlap launch the draft's passes while the GPU still verifies; the
 
     gpu   = verify + draft passes + round_s + gamma token_s + batch sequence_s + batch (gamma + 1) row_s
     host  = host_round_s + gamma (host_token_s + layers host_layer_s) + target layers host_target_layer_s
-    round = max(gpu, host)
+    round = the mean of the larger of gpu and host, both uncertain (Clark 1961)
 
 Serial engines launch a pass, wait for it and launch the next: every pass takes the longer of GPU and host. The numbers are
 `engine_rounds.RoundCosts`.
@@ -15,11 +15,12 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, Final, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft, Drafter, RoundPlan, RoundRows
-from archsearch.engine_rounds import MACHINE_STD, EngineRounds, RoundCosts
+from archsearch.engine_rounds import EngineRounds, RoundCosts
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.workload import Workload
 
@@ -64,11 +65,12 @@ class Passes:
     draft_all_reduces: int = 0
     context: int = 0  # tokens in each sequence's cache
     scattered: bool = False  # the draft's head is trimmed, and its logits are written into rows of the whole vocabulary
+    catches_up: bool = False  # one more pass of the draft than tokens (`EngineFacts.catches_up`)
 
     @property
     def draft_s(self) -> Estimate:
         """All draft passes; one model prices them, so their errors are shared."""
-        more = self.gamma - 1
+        more = self.gamma - 1 + self.catches_up
         return Estimate(
             self.first_s.value + more * self.later_s.value, self.first_s.std + more * self.later_s.std, self.first_s.source
         )
@@ -85,6 +87,7 @@ def summed(draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate) -> Round
 
 def round_time(costs: RoundCosts, passes: Passes) -> RoundTime:
     """The round of an engine of class `costs`."""
+    costs = costs.launching(passes.batch * (passes.gamma + 1))
     return _overlapped(costs, passes) if costs.order == "overlapped" else _serial(costs, passes)
 
 
@@ -99,12 +102,13 @@ def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch
     """A plain step of the target whose kernels take `step_s`: with what the engine adds, no faster than the host launches it."""
     added = rounds.plain.at(batch)
     gpu = Estimate(step_s.value + added.value, math.hypot(step_s.std, added.std), step_s.source)
-    launched = target_layers * rounds.costs.host_target_layer_s.value
+    costs = rounds.costs.launching(batch)
+    launched = target_layers * costs.host_target_layer_s.value
     if launched <= 0.0:
         return gpu
-    value = rounds.costs.host_round_s.value + launched
-    host = Estimate(value, math.hypot(MACHINE_STD * value, target_layers * rounds.costs.host_target_layer_s.std), "published")
-    return Estimate(max(gpu.value, host.value), larger_std(gpu, host), step_s.source)
+    value = costs.host_round_s.value + launched
+    own = (costs.machine_std * value, target_layers * costs.host_target_layer_s.std)
+    return larger(gpu, Estimate(value, math.hypot(*own), "published"))
 
 
 def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
@@ -114,7 +118,7 @@ def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
     value = costs.host_round_s.value + layers + passes.gamma * token.value
     own = (costs.host_round_s.std, passes.target_layers * costs.host_target_layer_s.std, passes.gamma * token.std)
     std = costs.std_of(**host_weights(costs, passes))
-    return Estimate(value, math.hypot(MACHINE_STD * value, *own) if std is None else std, _source(costs))
+    return Estimate(value, math.hypot(costs.machine_std * value, *own) if std is None else std, _source(costs))
 
 
 def host_weights(costs: RoundCosts, passes: Passes) -> dict[str, float]:
@@ -189,8 +193,10 @@ def _overlapped(costs: RoundCosts, passes: Passes) -> RoundTime:
     gpu = Estimate(draft.value + verify.value + extra.value, math.hypot(draft.std, verify.std, extra.std), verify.source)
     host = host_time(costs, passes)
     bound: Bound = "host" if host.value > gpu.value else "gpu"
-    value = max(gpu.value, host.value)
-    total = Estimate(value, larger_std(gpu, host), weakest_source(verify.source, draft.source))
+    sure = Estimate(gpu.value, math.hypot(verify.std, extra.std), gpu.source)
+    value = larger(sure, host).value
+    total = Estimate(value, larger(gpu, host).std, weakest_source(verify.source, draft.source))
+    total = total.between(larger_interval(gpu, host)) if host.value > gpu.value - host.std else total
     overhead = Estimate(value - draft.value - verify.value, total.std if bound == "host" else extra.std, "published")
     return RoundTime(draft, verify, overhead, total, host, bound)
 
@@ -213,18 +219,40 @@ def _serial(costs: RoundCosts, passes: Passes) -> RoundTime:
     )
 
 
-def larger_std(first: Estimate, second: Estimate) -> float:
-    """Std of the larger of two independent normal times (Clark 1961, eq. 2 and 3)."""
-    theta = math.hypot(first.std, second.std)
+def larger(first: Estimate, second: Estimate) -> Estimate:
+    """Mean and std of the larger of two independent normal times (Clark 1961, eq. 2 and 3)."""
+    return Estimate(*larger_of(first.value, first.std, second.value, second.std), first.source)
+
+
+def larger_of(first: float, first_std: float, second: float, second_std: float) -> tuple[float, float]:
+    """`larger` of plain numbers: (mean, std)."""
+    theta = math.hypot(first_std, second_std)
     if theta == 0.0:
-        return 0.0
-    gap = (first.value - second.value) / theta
+        return max(first, second), 0.0
+    gap = (first - second) / theta
     below = 0.5 * (1.0 + math.erf(gap / math.sqrt(2.0)))
     density = math.exp(-0.5 * gap * gap) / math.sqrt(2.0 * math.pi)
-    mean = first.value * below + second.value * (1.0 - below) + theta * density
-    square = (first.value**2 + first.std**2) * below + (second.value**2 + second.std**2) * (1.0 - below)
-    square += (first.value + second.value) * theta * density
-    return math.sqrt(max(square - mean * mean, 0.0))
+    mean = first * below + second * (1.0 - below) + theta * density
+    square = (first**2 + first_std**2) * below + (second**2 + second_std**2) * (1.0 - below)
+    square += (first + second) * theta * density
+    return mean, math.sqrt(max(square - mean * mean, 0.0))
+
+
+def larger_interval(gpu: Estimate, host: Estimate) -> tuple[float, float]:
+    """5 and 95 % of the larger of the GPU's time, normal, and the host's, normal in its logarithm:
+    hosts differ by factors."""
+    gpus = NormalDist(gpu.value, max(gpu.std, 1e-9))
+    hosts = NormalDist(math.log(host.value), max(host.relative_std, 1e-9))
+
+    def at(chance: float) -> float:
+        low, high = 1e-9, 50.0 * (gpu.value + host.value)
+        for _ in range(60):
+            middle = math.sqrt(low * high)
+            below = gpus.cdf(middle) * hosts.cdf(math.log(middle)) < chance
+            low, high = (middle, high) if below else (low, middle)
+        return high
+
+    return at(0.05), at(0.95)
 
 
 def _nothing_drafted(workload: Workload) -> Passes:
@@ -243,6 +271,10 @@ class LatencyOfRounds:
     engine: str | None = None
     rounds: EngineRounds | None = None
     target_correlation: float = 0.0
+
+    def first_tokens(self: Any, gamma: int) -> int:
+        """Tokens per sequence in the first pass of a draft in a round."""
+        return int(self.rounds.costs.first_pass_tokens(gamma) if self.rounds is not None else self.facts.first_tokens(gamma))
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine adds to a round, where nothing of its host is told apart."""
@@ -296,7 +328,7 @@ class LatencyOfRounds:
         sharded = self.facts.ranks_of_draft(workload) > 1
         reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
         sizes = (gamma, workload.batch_size, layers, target.num_hidden_layers, reduces, workload.context_len)
-        return Passes(*times, *sizes)
+        return Passes(*times, *sizes, catches_up=self.facts.catches_up)
 
     def idle_s(self: Any, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
         """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching that

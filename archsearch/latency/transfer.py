@@ -1,10 +1,14 @@
 """Kernels of a GPU that was measured, carried over to a relative of the same generation that was not.
 
-    seconds(device) = seconds(relative, measured) x datasheet(op, device) / datasheet(op, relative)
+    seconds(device) = seconds(relative, measured) x peak(relative) / peak(device)            bound by arithmetic
+    seconds(device) = least(device) + rest                                                   bound by memory
 
-The datasheet's time is max(bytes / bandwidth, flops / peak) and a constant per kernel that is the same on both, so small kernels
-stay as they are. Libraries run the same kernels on both, so how well they use the hardware carries over too; between generations
-it does not (`benchmarks/transfer.py`: there this is no better than the datasheet alone).
+`least` is what memory needs at its best: bytes / (REACHED bandwidth); `rest` what the kernel takes beyond that, in its launch and
+in filling and draining the multiprocessors. Slower memory does not slow it down (a step that reads its weights at 69 % of an A100
+80 GB's bandwidth loses less than the ratio of bandwidths on the 40 GB card), nor do fewer multiprocessors: an H20, with a seventh
+of an H100's peak, runs steps of Qwen3-1.7B to 32B 6 to 14 % slower than this says; a rest that grew with the ratio of peaks was
+17 to 61 % too slow (`benchmarks/transfer.py`, table 3).
+Libraries run the same kernels on both; between generations they do not (`benchmarks/transfer.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from archsearch.architecture.op_kinds import OP_KINDS
-from archsearch.architecture.ops import AllReduce, Op
+from archsearch.architecture.ops import AllReduce, Gemm, Op
 from archsearch.hardware.device import Device
 from archsearch.latency.datasheet import datasheet_s, over_link
 from archsearch.latency.ops import Answer, OpModel
 from archsearch.profiles import Profile
+from archsearch.workload import DTYPE_BYTES
 
 GENERATIONS: Final = (("8.0",), ("8.6",), ("8.9",), ("9.0",), ("10.0", "10.3"), ("12.0",))
 """Compute capabilities for which libraries pick the same kernels (GA100; GA10x; AD10x; GH100; GB100 and GB300; GB20x)."""
@@ -26,6 +31,9 @@ TRANSFER_STD: Final = {"gemm": 0.09, "attention": 0.18, "elementwise": 0.10, "al
 """Relative std that carrying an op over adds. GEMM: the root mean square error over the rows of H100 and H200, each from the
 other's (`benchmarks/transfer.py`); attention: what holds 96 to 98 % of theirs within two std. All-reduce: 4 % there, over one and
 the same link; wider for another. Of elementwise ops there are no rows: assumed."""
+REACHED: Final = 0.85
+"""Share of its datasheet's bandwidth that a GEMM reaches where memory is all it waits for: the best of four GPUs by a fit
+of start + bytes / bandwidth to the rows of up to 16 tokens (H100 85 %, H200 80, B200 75, A100 69; single rows reach 92)."""
 STEP_ERRORS: Final = {"a target's step": 0.04, "a small draft's": 0.09}
 """Median errors of whole decode steps, the larger of the same two directions."""
 PCIE_STD: Final = 0.50
@@ -62,7 +70,28 @@ class CarriedOps:
         if isinstance(op, AllReduce) and over_link(self.device, op.ranks) != over_link(self.relative, op.ranks):
             return there, PCIE_STD
         seconds, std = self.measured.op_s(op, cold)
-        return seconds * there / datasheet_s(self.relative, op, dtype), math.hypot(std, TRANSFER_STD.get(op.kind, 0.25))
+        return self._carried_s(op, seconds), math.hypot(std, TRANSFER_STD.get(op.kind, 0.25))
+
+    def _carried_s(self, op: Op, seconds: float) -> float:
+        """Seconds of `op` on the device where the relative takes `seconds`."""
+        dtype = self.measured.dtype
+        if isinstance(op, AllReduce):
+            return seconds * datasheet_s(self.device, op, dtype) / datasheet_s(self.relative, op, dtype)
+        peak, other = (device.peak_flops_per_s(dtype) for device in (self.device, self.relative))
+        here, there = (_memory_s(device, op, dtype) for device in (self.device, self.relative))
+        if OP_KINDS[op.kind].flops(op) / other > there:
+            return seconds * other / peak
+        known = min(1.0, seconds / there)  # weights in the cache take less than memory's least
+        rest = seconds - known * there
+        return known * here + rest
+
+
+def _memory_s(device: Device, op: Op, dtype: str) -> float:
+    """Seconds that memory needs for an op at its best."""
+    width = DTYPE_BYTES[dtype]
+    if isinstance(op, Gemm) and op.format:
+        width = max(width, 2)  # counted in numbers of 16 bits
+    return OP_KINDS[op.kind].elements(op) * width / (REACHED * device.bandwidth_bytes_per_s)
 
 
 def kernels_of(profile: Profile) -> Profile:

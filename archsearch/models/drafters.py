@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from archsearch.drafters.read import family_of_config
+from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 
 HeadFamily = Literal["eagle3", "medusa", "peagle"]
 HEAD_FAMILIES: Final[tuple[HeadFamily, ...]] = ("eagle3", "medusa", "peagle")
 """Heads that are trained here."""
+UNTRAINED: Final = {
+    "ngram": "n-gram lookup needs no training: archsearch confirm RUN --family ngram",
+    "suffix": "suffix decoding needs no training",
+    "early_exit": "an early exit uses the target's own layers; nothing is trained",
+    "mtp": "MTP layers come with the target's own checkpoint; they cannot be trained here",
+}
 
 
 def head_family(config: Mapping[str, Any]) -> HeadFamily | None:
@@ -24,3 +31,12 @@ def folder_family(folder: Path) -> str:
     """The family of a drafter's folder; `independent` for a model that drafts token by token. ArchsearchError where it has no
     config.json."""
     return family_of_config(read_json(folder / "config.json", "the drafter's config")) or "independent"
+
+
+def head_family_of(name: str) -> HeadFamily:
+    """The family called `name`, where heads of it can be trained here; else ArchsearchError with the reason."""
+    for family in HEAD_FAMILIES:
+        if name == family:
+            return family
+    reason = UNTRAINED.get(name, f"drafters of family {name!r} cannot be trained here")
+    raise ArchsearchError(f"{reason}; --family takes independent, {', '.join(HEAD_FAMILIES)}")

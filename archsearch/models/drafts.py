@@ -15,6 +15,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture, to_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path, plain_os_errors, read_json, scratch_dir, write_json
+from archsearch.models.checked import load_checked
 from archsearch.models.files import DRAFT_VOCAB_FILE, WEIGHTS_FILE, gamma_settings, has_weights
 from archsearch.models.runtime import quiet_transformers, torch_dtype
 
@@ -221,17 +222,10 @@ def load_draft(
 
     Raises ArchsearchError without config.json, MissingDataError without weights.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
     arch = read_architecture(folder)
     if not has_weights(folder):
         raise MissingDataError(f"no weights in {folder}; train the draft first, or give a folder with model.safetensors")
-    with quiet_transformers():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype), trust_remote_code=False)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise MissingDataError(f"cannot load the weights in {folder}: {str(error).strip().splitlines()[0]}") from error
+    model = load_checked(folder, f"draft {folder.name!r}", torch_dtype(dtype))
     vocab_file = folder / DRAFT_VOCAB_FILE
     if head == "trimmed" and vocab_file.is_file():
         data = read_json(vocab_file, "draft vocabulary")

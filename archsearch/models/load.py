@@ -10,6 +10,7 @@ import torch
 
 from archsearch.architecture.counts import weight_bytes
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.models.checked import load_checked
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.gguf import converted_gguf
 from archsearch.models.runtime import quiet_transformers, torch_dtype
@@ -27,17 +28,7 @@ def load_target(ref: TargetRef, dtype: torch.dtype | str, device: str = "cpu") -
     Raises MissingDataError when there are no weights to be had: shape-only catalogue entry, folder without weights, package
     not installed; ArchsearchError where the device has no room for them.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
-    source = weights_source(ref)
-    with quiet_transformers():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype(dtype), trust_remote_code=False)
-        except (OSError, ValueError, SafetensorError) as error:  # absent, unreadable, cut short, or with code of its own
-            raise MissingDataError(
-                f"cannot load the weights of target {ref.name!r} from {source}: {str(error).strip().splitlines()[0]}"
-            ) from error
+    model = load_checked(weights_source(ref), f"target {ref.name!r}", torch_dtype(dtype))
     try:
         model = model.to(device)  # type: ignore[arg-type]
     except torch.OutOfMemoryError as error:

@@ -6,23 +6,21 @@ import contextlib
 import ctypes
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from archsearch.workload import dtype_name
-
-if TYPE_CHECKING:
-    pass
-
+from archsearch.workload import GGUF_DTYPES, dtype_name
 
 log = logging.getLogger(__name__)
 
 
 def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A torch dtype from one or from a name such as `bf16`."""
-    return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype_name(dtype))
+    """A torch dtype from one or from a name such as `bf16`; float32 for those of GGUF files, in which torch does not compute."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    name = dtype_name(dtype)
+    return torch.float32 if name in GGUF_DTYPES else getattr(torch, name)
 
 
 def native_bf16(device: torch.device) -> bool:

@@ -11,7 +11,9 @@ from typing import Any
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture
+from archsearch.architecture.published_drafters import published_as
 from archsearch.errors import ArchsearchError
+from archsearch.models.hub import hub_config_folder, unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class TargetRef:
 
 
 def resolve_target(name: str) -> TargetRef:
-    """The target called `name`: a folder with config.json, a catalogue name, or a hub id `org/name`.
+    """The target called `name`: a folder with config.json, a catalogue name (in any case) or the hub id of one, which are read
+    here, or another hub id `org/name`.
 
     Reads configs only, never weights. Raises ArchsearchError: unknown name (with the closest names), a folder without
     config.json, a hub id whose config cannot be had.
@@ -46,13 +49,17 @@ def resolve_target(name: str) -> TargetRef:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return TargetRef(folder.resolve().name, read_architecture(folder), folder=folder.resolve())
-    known = list(catalogue.names())
-    if name in known:
-        entry = catalogue.load(name)
-        return TargetRef(name, entry.architecture, hub_id=entry.hub_id, weights=entry.weights)
+    entry = catalogue.named(name)
+    if entry is not None:
+        asked = name if "/" in name else entry.hub_id  # a base model has the shape of the tuned one, not its weights
+        return TargetRef(entry.name, entry.architecture, hub_id=asked, weights=entry.weights)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/")):
+        made_for = published_as(name)
+        if made_for and made_for[0].family != "independent":
+            targets = ", ".join(made_for[0].targets)
+            raise ArchsearchError(f"{name} is a drafter of the family {made_for[0].family} for {targets}, not a target")
         return TargetRef(name, from_hf_config(_hub_config(name)), hub_id=name)
-    close = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.4)
+    close = difflib.get_close_matches(name.lower(), catalogue.names(), n=4, cutoff=0.4)
     hint = f"did you mean {', '.join(close)}?" if close else "`archsearch list targets` shows the names"
     raise ArchsearchError(f"unknown target {name!r}: no catalogue name, no folder and no hub id (org/name); {hint}")
 
@@ -60,10 +67,8 @@ def resolve_target(name: str) -> TargetRef:
 def _hub_config(hub_id: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
+    folder = hub_config_folder(hub_id)
     try:
-        return AutoConfig.from_pretrained(hub_id, trust_remote_code=False).to_dict()  # else it asks, and may run code
-    except (OSError, ValueError) as error:  # transformers' words for: offline, no such repository, gated, unknown model_type
-        reason = str(error).strip().splitlines()[0]
-        raise ArchsearchError(
-            f"cannot read the config of {hub_id!r} from the Hugging Face hub ({reason}); check name and network, or give a folder"
-        ) from error
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict()  # else it asks, and may run code
+    except (OSError, ValueError) as error:  # transformers' words for an unknown model_type
+        raise unreachable(hub_id, error) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
-from archsearch.acceptance.training import training_of
+from archsearch.acceptance.training import recorded_tokens, trained_as, training_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -20,9 +20,10 @@ from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
 from archsearch.pipeline.acceptance_untrained import Untrained, lookup_speedups, replayed, untrained, with_exits
-from archsearch.pipeline.latency import LatencySource, choose_latency
+from archsearch.pipeline.latency import LatencySource, choose_latency, served_target
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
+from archsearch.speedup import alpha_estimate, clamped, logit
 from archsearch.text.prompt_set import load_prompt_set, spread_prompts
 from archsearch.workload import Workload, WorkloadRequest
 
@@ -39,11 +40,13 @@ LEVELS: Final = (0.90, 0.95)
 class AcceptanceRequest:
     """What `archsearch acceptance` was asked.
 
-    `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where `asked.temperature` is above 0.
-    `domain` "": `narrow`, as prompts of one kind are, or `chat` where nothing is measured. `training`: how the draft was
-    trained; None: as is known of it. `dtype`: of target and draft while they are compared. `explain`: also the prior's
-    terms; alone where the draft is a shape without weights. A device or profile in `asked`: also the modelled speed-up, at
-    the context that the texts have.
+    `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where
+    `asked.temperature` is above 0. `domain` "": `narrow`, as prompts of one kind are, or `chat`
+    where nothing is measured. `training`: how the draft was trained; None: as is known of it.
+    `trained_tokens`: on so many of the target's text (None: by its record). `tau`: published tokens
+    a round at `gamma`, instead of a measurement. `dtype`: of target and draft while they are
+    compared. `explain`: also the prior's terms; alone where the draft is a shape without weights. A
+    device or profile in `asked`: also the modelled speed-up, at the context that the texts have.
     """
 
     target: str
@@ -61,6 +64,9 @@ class AcceptanceRequest:
     output: Path | None = None
     trace: Path | None = None
     seed: int = 0
+    trained_tokens: float | None = None
+    tau: float | None = None
+    gamma: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,16 +97,6 @@ def find_draft(name: str) -> DraftRef:
     return DraftRef(name, ref.architecture, ref, at_hand)
 
 
-def _trained_tokens(draft: DraftRef) -> float | None:
-    """How many tokens of the target's text a draft of ours saw, by its training.json; None where nobody wrote it down."""
-    record = draft.ref.folder / "training.json" if draft.ref is not None and draft.ref.folder is not None else None
-    if record is None or not record.is_file():
-        return None
-    data = read_json(record, "training record")
-    tokens = data.get("tokens") if isinstance(data, dict) else None
-    return float(tokens) if isinstance(tokens, int | float) and tokens > 0 else None
-
-
 def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target writes for the prompts.
 
@@ -109,8 +105,11 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     that differ, prompts that are too short, answers too short for a single round.
     """
     from archsearch.acceptance import measured
-    from archsearch.acceptance.prior import DOMAINS
+    from archsearch.acceptance.estimator import DOMAINS
 
+    published = None if request.tau is None else GivenAcceptance.of_tau(request.tau, request.gamma)
+    if published is None and request.gamma is not None:
+        raise ArchsearchError("--gamma is of --tau: all of 1 to 8 are measured")
     measured.check_sampling(request.asked.temperature, request.top_p)
     if request.domain and request.domain not in DOMAINS:
         raise ArchsearchError(f"unknown domain {request.domain!r}; use one of {', '.join(DOMAINS)}")
@@ -122,13 +121,15 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         ensure_writable_dir(request.output.parent)
     target = resolve_target(request.target)
     kind = untrained(request.draft)
+    if kind is not None and published is not None:
+        raise ArchsearchError(f"--tau of {request.draft}: archsearch estimate --tau prices it over all rounds")
     if kind is not None:
         figures = measure_untrained(request, target, kind)
         if request.output is not None:
             write_json(request.output, figures)
         return figures
     draft = find_draft(request.draft)
-    measures = draft.at_hand or not request.explain
+    measures = published is None and (draft.at_hand or not request.explain)
     request = replace(
         request,
         domain=request.domain or ("narrow" if measures else "chat"),
@@ -142,7 +143,7 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         "shape": draft.architecture.label(),
         "domain": request.domain,
         "training": request.training,
-        "trained_tokens": _trained_tokens(draft),
+        "trained_tokens": _trained_tokens(request, draft),
         "temperature": request.asked.temperature,
         "top_p": request.top_p,
     }
@@ -150,13 +151,19 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         trace, notes, context_len = record(request, target, draft)
         priced = None
         if request.asked.gpu is not None or request.asked.profile is not None:
-            priced = choose_latency(replace(request.asked, context_len=context_len), target.architecture)
+            served = served_target(target, request.asked).architecture
+            priced = choose_latency(replace(request.asked, context_len=context_len), served)
         result |= {"dtype": request.dtype, "context_len": context_len, "notes": notes, **summary(trace)}
         if priced is not None:
-            result |= speedups(result, target.architecture, draft.architecture, *priced)
+            result |= speedups(result, served, draft.architecture, *priced)
         if request.trace is not None:
             trace.save(request.trace)
-    if request.explain:
+    if published is not None:
+        from archsearch.acceptance.published import READING_STD
+
+        alpha = alpha_estimate(logit(clamped(published.alpha)), READING_STD, "given")
+        result |= {"alpha": alpha.to_dict(), "published": {"tau": request.tau, "gamma": request.gamma}}
+    if request.explain or published is not None:
         result["explanation"] = explanation(request, target, draft)
     if request.output is not None:
         write_json(request.output, result)
@@ -183,8 +190,9 @@ def measure_untrained(request: AcceptanceRequest, target: TargetRef, kind: Untra
     context_len = round(sum(lengths) / len(lengths))
     scorer = None
     if request.asked.gpu is not None or request.asked.profile is not None:
-        priced, workload = choose_latency(replace(request.asked, context_len=context_len), target.architecture)
-        scorer = Scorer(target.architecture, workload, priced.latency, GivenAcceptance(0.5))
+        served = served_target(target, request.asked).architecture
+        priced, workload = choose_latency(replace(request.asked, context_len=context_len), served)
+        scorer = Scorer(served, workload, priced.latency, GivenAcceptance(0.5))
     result: dict[str, Any] = {
         "target": request.target,
         "draft": request.draft,
@@ -434,18 +442,18 @@ def speedups(
     }  # fmt: skip
 
 
+def _trained_tokens(request: AcceptanceRequest, draft: DraftRef) -> float | None:
+    """Tokens that the draft was trained on, as the user or its own record says."""
+    return request.trained_tokens or recorded_tokens(draft.ref.folder if draft.ref is not None else None)
+
+
 def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> dict[str, Any]:
     """The prior's alpha of the draft's shape and its terms, in logit(alpha)."""
     from archsearch.acceptance.prior import PriorAcceptance
 
     prior = PriorAcceptance()
-    context = AcceptanceContext(
-        target.architecture,
-        request.asked.temperature,
-        domain=request.domain,
-        trained_tokens=_trained_tokens(draft),
-        training=request.training or "target",
-    )
+    asked = AcceptanceContext(target.architecture, request.asked.temperature, domain=request.domain)
+    context = trained_as(asked, draft.ref, request.training or "target", _trained_tokens(request, draft))
     predicted = prior.predict(draft.architecture, context)
     rows = prior.explain_rows(draft.architecture, context)
     return {

@@ -79,12 +79,14 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
                 kept=_keep(request, told, name, answers), progress=progress,
             )  # fmt: skip
             measured[name] = summary(answers)
-        except (RunFailed, KeyboardInterrupt) as error:
+        except BaseException as error:  # whatever it is: what was measured is kept
             words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
             write_json(request.output, {**told, "stopped": words, f"{name}_requests": [asdict(answer) for answer in answers]})
             words = f"{words}; what was measured is kept in {request.output}"
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
+            if not isinstance(error, RunFailed):
+                raise
             raise RunFailed(words) from error
         told[name] = asdict(measured[name])
         told[f"{name}_requests"] = [asdict(answer) for answer in answers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ from archsearch.export.drafters import drafter_config, vllm_drafter_config
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings, has_tokenizer
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.families import check_independent
+from archsearch.needs import Needs
+from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.pipeline.text_verdict import text_verdict
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
+from archsearch.schedule import gamma_at
 from archsearch.search.objective import Score
 from archsearch.search.rungs import TEXT_SHARE_ALONE
 
@@ -46,7 +49,7 @@ def write_best(session: SearchSession, ranked: Sequence[Score], trained: Mapping
         assert score.rank is not None
         place = str(run.best_dir(score.rank))
         if score.drafter is None:
-            folder = run.write_best(score, to_hf_config(score.architecture), vllm_config(place, score.gamma))
+            folder = run.write_best(score, to_hf_config(score.architecture), vllm_config(INDEPENDENT, place, score.gamma))
         else:
             config = drafter_config(score.drafter, session.scorer.target)
             folder = run.write_best(score, config, vllm_drafter_config(score.drafter, place, score.gamma) or None)
@@ -56,7 +59,7 @@ def write_best(session: SearchSession, ranked: Sequence[Score], trained: Mapping
             set_gamma(folder, score.gamma)
     for rank in stale:
         if rank > len(ranked):
-            shutil.rmtree(run.best_dir(rank))
+            run.drop_rank(rank)
 
 
 COPIED_TO_RANK = (*DRAFT_FILES, *TOKENIZER_FILES, "generation_config.json", "trace.npz", "training.json")
@@ -93,8 +96,9 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     training = trainer.draft_folder(score.architecture) / "training.json"
     before = float(read_json(training, "training record")["seconds"]) if training.exists() else 0.0
     draft = trainer.train(score.architecture, before + budget_s, session.request.seed, f"rank {rank}")
-    renewed = session.scorer.measured(draft.architecture, draft.alpha, draft.tau).with_rank(rank)
-    session.run.write_best(renewed, None, vllm_config(str(session.run.best_dir(rank)), renewed.gamma))
+    scored = session.scorer.measured(draft.architecture, draft.alpha, draft.tau).with_rank(rank)
+    renewed = replace(scored, needs=Needs("exists", str(draft.folder)))
+    session.run.write_best(renewed, None, vllm_config(INDEPENDENT, str(session.run.best_dir(rank)), renewed.gamma))
     copy_draft(draft.folder, session.run.best_dir(rank))
     set_gamma(session.run.best_dir(rank), renewed.gamma)
     text = text_verdict(session, trainer, draft)
@@ -123,8 +127,8 @@ def export_rank(
     """Export a candidate for `engines`; says what engines pay that compute the padded head.
 
     `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json, where there is one). `gamma`: draft
-    tokens a round for engines without a schedule (default: the schedule's at batch size 1, else the confirmed one, else the
-    score's). An untrained candidate is refused unless `allow_untrained`, which exports its shape.
+    tokens a round for engines without a schedule (default: the schedule's at the batch size that the run was asked for, else the
+    confirmed one, else the score's). An untrained candidate is refused unless `allow_untrained`, which exports its shape.
     """
     engines = check_engines(engines)
     run = open_run(path)
@@ -139,8 +143,8 @@ def export_rank(
         raise ArchsearchError(f"gamma schedule not found: {schedule}")
     planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
     record = _draft_record(run, candidate)
-    first = planned.ranges[0][2] if planned.ranges else 0
-    gamma = gamma or first or int((record.confirmed or {}).get("gamma") or candidate.score.gamma)
+    scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
+    gamma = gamma or scheduled or int((record.confirmed or {}).get("gamma") or candidate.score.gamma)
     dtype = str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16")
     full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
     written = export(
@@ -152,7 +156,7 @@ def export_rank(
             record=record,
             full_head=full_head,
             dtype=dtype,
-            tensor_parallel=_serving_ranks(run),
+            tensor_parallel=serving_ranks(run),
         ),
         output,
         engines,
@@ -252,7 +256,7 @@ def _target_gguf(ref: TargetRef) -> Path | None:
     return packaged_gguf(ref.name, ref.weights) if ref.folder is None and ref.weights else None
 
 
-def _serving_ranks(run: Run) -> int:
+def serving_ranks(run: Run) -> int:
     """Devices the target is served on: as asked, else the fewest that hold it."""
     asked = run.arguments.get("tensor_parallel")
     if asked:

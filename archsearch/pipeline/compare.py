@@ -17,7 +17,8 @@ from typing import Any, Final
 from archsearch import files
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.candidates import write_report
-from archsearch.pipeline.latency import acceptance_for, choose_latency
+from archsearch.pipeline.existing import context_of
+from archsearch.pipeline.latency import acceptance_for, choose_latency, served_target
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time
 from archsearch.report.mixes import full_words
@@ -282,8 +283,14 @@ def _pair(first: _Opened, second: _Opened, conditions: Mapping[str, tuple[str, .
 
 
 def _lead(scorer: Scorer, first: _Opened, second: _Opened) -> Lead:
-    """Both winners under the same conditions: as expected, also where one was trained."""
-    return Lead.of(scorer(first.score.proposer), scorer(second.score.proposer))
+    """Both winners under the same conditions: as predicted, also where one was trained."""
+    assert first.session is not None
+    target = first.session.target
+    here, there = (
+        scorer.with_acceptance(scorer.acceptance, context_of(scorer.context, each.score, target))(each.score.proposer)
+        for each in (first, second)
+    )
+    return Lead.of(here, there)
 
 
 def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str]) -> Swap:
@@ -304,7 +311,7 @@ def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str])
 
 def _scorer(session: SearchSession, request: SearchRequest, asked: WorkloadRequest, prior_of: Path) -> Scorer:
     """The scorer of a session under other conditions."""
-    architecture = session.target.architecture
+    architecture = served_target(session.target, asked).architecture
     source, workload = choose_latency(asked, architecture, request.kind)
     acceptance, _ = acceptance_for(request.alpha, request.target, temperature=asked.temperature, state=prior_of / PRIOR_FILE)
     gamma, domain = request.max_gamma, request.domain

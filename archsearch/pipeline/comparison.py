@@ -18,11 +18,11 @@ def predicted_terms(score: Score, overhead: Estimate) -> RoundTerms:
 
 
 def measured_terms(
-    tau: float, decode_s: float, draft_s: float | None, verify_s: float | None, rest_s: float | None
+    tau: float, decode_s: float | None, draft_s: float | None, verify_s: float | None, rest_s: float | None
 ) -> RoundTerms | None:
     """The terms that an engine told, seconds a round (`decode_s`: a plain step; `rest_s`: what is neither drafting nor
     verification); None where one is missing or nothing was accepted or timed."""
-    if draft_s is None or verify_s is None or rest_s is None or min(tau, decode_s) <= 0:
+    if draft_s is None or verify_s is None or rest_s is None or not decode_s or tau <= 0:
         return None
     return RoundTerms(tau, decode_s, draft_s, verify_s, rest_s)
 

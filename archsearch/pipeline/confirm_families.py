@@ -25,20 +25,21 @@ from archsearch.engines.engine import EnginePrompt, ExitAfter, Sampling, drafter
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
+from archsearch.models.drafters import head_family_of
 from archsearch.models.files import has_weights
 from archsearch.pipeline.acceptance_untrained import Untrained, exit_shape
 from archsearch.pipeline.candidates import write_report
-from archsearch.pipeline.confirm_prompts import check_tokenizer, confirming_prompts
+from archsearch.pipeline.confirm_prompts import check_tokenizer, confirming_prompts, outcome_row
 from archsearch.pipeline.engine_choice import EngineChoice, check_choice, engine_settings, engine_target, serving_scorer
 from archsearch.pipeline.family_results import head_score, lookup_in, replayed, texts_at_hand
-from archsearch.pipeline.heads import head_family_of, served_gamma
+from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
 from archsearch.runs.run import open_run
 from archsearch.search.objective import Score, Scorer
 
 if TYPE_CHECKING:
-    from archsearch.engines.measure.by_prompt import Confirmation
+    from archsearch.engines.measure.results import Confirmation
 
 USUAL_GAMMA: Final = 3
 NEAR: Final = 0.05  # of the foretold acceptance at position 1, besides what counting few rounds leaves open
@@ -165,26 +166,23 @@ def _measured(
     sampling: Sampling,
     dtype: str,
 ) -> Mapping[str, Confirmation]:
-    from archsearch.engines.measure.by_prompt import compare
+    from archsearch.engines.measure.by_prompt import confirmations
+    from archsearch.engines.measure.turns import Plan, Variant, run_plan
     from archsearch.engines.registry import make_engine
 
     longest = max(len(prompt.token_ids) for prompt in asked) + sampling.max_new_tokens
     settings = engine_settings(session, choice, concurrency=1, max_len=longest, dtype=dtype)
     inside = engine_facts(name).in_process
-    drafters = {
-        candidate.family: (_loaded(candidate.source, dtype) if inside else candidate.source, candidate.gamma)
+    variants = [
+        Variant(candidate.family, _loaded(candidate.source, dtype) if inside else candidate.source, candidate.gamma)
         for candidate in candidates
-    }
+    ]
+    target = trainer.model(dtype) if inside else engine_target(session.target)
+    plan = Plan(
+        target, variants, asked, sampling, apart=not inside and _too_many(session, len(candidates) + 1)
+    )
     with ProgressLine(f"confirm in {name}") as line:
-        return compare(
-            lambda: make_engine(name, settings, trainer.tokenizer),
-            trainer.model(dtype) if inside else engine_target(session.target),
-            drafters,
-            asked,
-            sampling,
-            apart=not inside and _too_many(session, len(candidates) + 1),
-            progress=line,
-        )
+        return run_plan(lambda _: make_engine(name, settings, trainer.tokenizer), plan, confirmations, progress=line)
 
 
 def _loaded(source: Any, dtype: str) -> Any:
@@ -270,8 +268,8 @@ def _row(candidate: _Candidate, score: Score | None, outcome: Confirmation | Non
     identical = (
         None if exact is None else {"prompts": exact.identical_output.prompts, "identical": exact.identical_output.identical}
     )
-    warning = suspicious(candidate.foretold, outcome.accepted_by_position, outcome.rounds)
-    data = outcome.to_dict(None if score is None else score.speedup.value)
+    warning = suspicious(candidate.foretold, outcome.accepted_by_position, outcome.rounds or 0)
+    data = outcome_row(outcome, None if score is None else score.speedup.value)
     return row | data | {"identical_output_float32": identical, "warning": warning}
 
 

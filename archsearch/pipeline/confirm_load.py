@@ -18,15 +18,8 @@ from typing import TYPE_CHECKING, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import EnginePrompt, Sampling
-from archsearch.engines.measure.under_load import (
-    ALONE,
-    LoadPlan,
-    Results,
-    Variant,
-    measure_load,
-    overall_speedups,
-    schedule_verdict,
-)
+from archsearch.engines.measure.turns import ALONE, Plan, Variant, run_plan
+from archsearch.engines.measure.under_load import Results, load_results, overall_speedups, schedule_verdict, token_s
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
@@ -123,7 +116,8 @@ def confirm_load(session: SearchSession, request: LoadRequest, choice: EngineCho
     asked = load_prompts(session, case.scorer, request, case.synthetic)
     started = time.monotonic()
     slowdowns = [machine_slowdown(session.source)]
-    results = _measure(case, LoadPlan(target, variants, asked, case.concurrencies, _sampling(case)), dummy, folders.inside)
+    plan = Plan(target, variants, asked, _sampling(case), case.concurrencies, case.request.repeats)
+    results = _measure(case, plan, dummy, folders.inside)
     slowdowns.append(machine_slowdown(session.source))
     known = [value for value in slowdowns if value is not None]
     context = round(statistics.fmean(len(prompt.token_ids) for prompt in asked) + request.tokens / 2)
@@ -211,7 +205,7 @@ def _sampling(case: _Case) -> Sampling:
     return Sampling(case.request.tokens, temperature=temperature, seed=request.seed, ignore_end=case.synthetic)
 
 
-def _measure(case: _Case, plan: LoadPlan, dummy: bool, inside: bool) -> Results:
+def _measure(case: _Case, plan: Plan, dummy: bool, inside: bool) -> Results:
     """Run the plan in the engine. `dummy`: the target has random weights; `inside`: the engine runs in this process. An engine's
     failure keeps the repeats that were whole."""
     from archsearch.engines.registry import make_engine
@@ -224,7 +218,7 @@ def _measure(case: _Case, plan: LoadPlan, dummy: bool, inside: bool) -> Results:
     own_process = case.choice.server_url is None and not inside
     plan = replace(
         plan,
-        repeats=request.repeats,
+        starts=request.repeats,
         # every held-out prompt at least once over the repeats: tau differs more between prompts than times do
         per_request=1 if case.synthetic else max(2, math.ceil(len(plan.prompts) / (request.repeats * most))),
         apart=own_process and take_turns(session, case.architecture, len(plan.variants) + 1, most),
@@ -232,7 +226,7 @@ def _measure(case: _Case, plan: LoadPlan, dummy: bool, inside: bool) -> Results:
     )
     try:
         with ProgressLine(f"{name} under load") as line:
-            return measure_load(lambda _: make_engine(name, settings, tokenizer), plan, line)
+            return run_plan(lambda _: make_engine(name, settings, tokenizer), plan, load_results, look=token_s, progress=line)
     except RunFailed as error:
         raise keep_partial(error, case.folder / PARTIAL_FILE.format(what="load", engine=name), "whole repeats") from error
 

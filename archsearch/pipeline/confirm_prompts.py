@@ -5,6 +5,7 @@ Every prompt runs with and without the draft, back to back.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import statistics
 import time
@@ -40,11 +41,12 @@ from archsearch.progress import ProgressLine
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import read_or_raise
 from archsearch.search.objective import Score, Scorer
+from archsearch.speedup import DISTURBED_GAP, counting_doubt
 from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread_prompts
 
 if TYPE_CHECKING:
     from archsearch.engines.engine import Engine, ModelSource
-    from archsearch.engines.measure.by_prompt import Confirmation
+    from archsearch.engines.measure.results import Confirmation
 
 UNDECIDED_FILE: Final = "undecided-{engine}.json"
 
@@ -76,12 +78,12 @@ class _Case:
         """Tokens in the KV cache in mid-answer, of the mean prompt."""
         return round(statistics.fmean(len(item.token_ids) for item in self.asked) + self.sampling.max_new_tokens / 2)
 
-    def factory(self, dtype: str) -> Callable[[], Engine]:
+    def factory(self, dtype: str) -> Callable[[object], Engine]:
         from archsearch.engines.registry import make_engine
 
         longest = max(len(prompt.token_ids) for prompt in self.asked) + self.sampling.max_new_tokens
         settings = engine_settings(self.session, self.choice, concurrency=1, max_len=longest, dtype=dtype)
-        return lambda: make_engine(self.engine, settings, self.trainer.tokenizer)
+        return lambda _: make_engine(self.engine, settings, self.trainer.tokenizer)
 
     def models(self, dtype: str) -> tuple[ModelSource, ModelSource]:
         """Target and draft as the engine takes them."""
@@ -193,32 +195,30 @@ def _known_gammas(wanted: Sequence[int], trained: TrainedDraft) -> list[int]:
 
 def _measure(case: _Case) -> tuple[dict[int, Confirmation], float | None]:
     """What came out for each gamma, and the machine's mean slowdown against its profile (None: not known)."""
-    from archsearch.engines.measure.by_prompt import confirm
+    from archsearch.engines.measure.by_prompt import best_of_gammas
+    from archsearch.engines.measure.turns import Plan, Variant, run_plan
 
     session, dtype = case.session, case.session.source.dtype
     own_process = not case.inside and case.choice.server_url is None
     slowdowns = [machine_slowdown(session.source)]
     try:
         with ProgressLine(f"confirm in {case.engine}") as line:
-            results = confirm(
-                case.factory(dtype),
-                *case.models(dtype),
-                case.gammas,
-                case.asked,
-                case.sampling,
-                apart=own_process and take_turns(session, case.score.architecture, len(case.gammas) + 1, 1),
-                progress=line,
-            )
+            target, draft = case.models(dtype)
+            apart = own_process and take_turns(session, case.score.architecture, len(case.gammas) + 1, 1)
+            variants = [Variant(f"gamma {gamma}", draft, gamma) for gamma in sorted(set(case.gammas))]
+            plan = Plan(target, variants, case.asked, case.sampling, apart=apart)
+            results = run_plan(case.factory(dtype), plan, best_of_gammas, progress=line)
     except RunFailed as error:
         raise keep_partial(error, case.folder / PARTIAL_FILE.format(what="confirmed", engine=case.engine), "prompts") from error
     slowdowns.append(machine_slowdown(session.source))
     known = [value for value in slowdowns if value is not None]
-    return results, statistics.fmean(known) if known else None
+    return {found.gamma: found for found in results.values()}, statistics.fmean(known) if known else None
 
 
 def _exactness(case: _Case) -> tuple[dict[str, Any] | None, str | None]:
     """Whether greedy output is the target's own in float32, or why that was not checked; None, None when sampling."""
-    from archsearch.engines.measure.by_prompt import exactness_check
+    from archsearch.engines.measure.by_prompt import identities
+    from archsearch.engines.measure.turns import Plan, Variant, run_plan
 
     if case.sampling.temperature != 0 or case.choice.server_url is not None:
         return None, None
@@ -227,9 +227,9 @@ def _exactness(case: _Case) -> tuple[dict[str, Any] | None, str | None]:
     tokens = 32 if case.inside else 64
     try:
         with ProgressLine("identical output in float32") as line:
-            exact = exactness_check(
-                case.factory("float32"), *case.models("float32"), case.gammas[0], few, max_new_tokens=tokens, progress=line
-            )
+            target, draft = case.models("float32")
+            plan = Plan(target, [Variant("draft", draft, case.gammas[0])], few, Sampling(tokens), apart=True, starts=1)
+            exact = run_plan(case.factory("float32"), plan, identities, progress=line)["draft"]
     except RunFailed as error:  # what was measured stands without it
         return None, str(error)
     return {"prompts": exact.prompts, "identical": exact.identical, "alpha": exact.alpha}, None
@@ -243,7 +243,7 @@ def _row(case: _Case, outcome: Confirmation, slowdown: float | None) -> dict[str
     overhead = local.latency.round(local.target, arch, local.workload, gamma).overhead_s
     told = measured_terms(outcome.tau.value, outcome.decode_s, outcome.draft_s, outcome.verify_s, outcome.rest_s)
     explained = explain(predicted_terms(predicted, overhead), told, slowdown or 1.0)
-    return outcome.to_dict(predicted.speedup.value) | {
+    return outcome_row(outcome, predicted.speedup.value) | {
         "predicted": predicted.to_dict(),
         "predicted_at_measured_tau": counted.speedup.value,
         "relative_error_at_measured_tau": counted.speedup.value / outcome.speedup.value - 1.0,
@@ -256,6 +256,22 @@ def _row(case: _Case, outcome: Confirmation, slowdown: float | None) -> dict[str
         "latency": case.latency_words,
         "profile_first": profile_first(case.session, case.scorer, case.engine),
     }
+
+
+def outcome_row(outcome: Confirmation, predicted: float | None) -> dict[str, Any]:
+    """What was measured, as it stands in confirmed.json; `relative_error`: predicted / measured - 1."""
+    value, pooled = outcome.speedup.value, outcome.speedup_pooled or outcome.speedup.value
+    estimates = {name: getattr(outcome, name).to_dict() for name in ("alpha", "tau", "speedup")}
+    return (
+        dataclasses.asdict(outcome)
+        | estimates
+        | {
+            "disturbed": abs(pooled / value - 1.0) > DISTURBED_GAP,
+            "undecided": counting_doubt(value, pooled),
+            "predicted_speedup": predicted,
+            "relative_error": None if predicted is None else predicted / value - 1.0,
+        }
+    )
 
 
 def seen_words(prompts: PromptSet, folder: Path) -> str | None:

@@ -26,7 +26,7 @@ from archsearch.files import read_json
 from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import VisibleGpu, gpu_problem, gpu_state, how_to_add, identify_cpu, matches, visible_gpus
 from archsearch.paths import cache_dir
-from archsearch.profiles import cpu_stack, profiles_of, stack_key
+from archsearch.profiles import cpu_stack, installed, profiles_of, stack_key
 
 Level = Literal["ok", "note", "mend", "stop"]
 """`ok`: as it should be; `note`: worth knowing; `mend`: something is worse than it could be; `stop`: nothing can run so."""
@@ -85,8 +85,12 @@ def _versions() -> Iterator[Finding]:
         needed = shlex.quote(f"{requirement.name}{requirement.specifier}")
         yield Finding("versions", "mend" if there else "stop", text, f"{sys.executable} -m pip install {needed}")
     if not wrong:
-        named = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "optuna"))
+        versions = {name: installed(name) for name in ("torch", "transformers", "optuna")}
+        named = ", ".join(f"{name} {there}" for name, there in versions.items() if there)
         yield Finding("versions", "ok", f"archsearch {__version__}, Python {python}, {named}")
+        if versions["torch"] is None or versions["transformers"] is None:
+            text = "no torch: answers as usual, but profile, train, confirm, acceptance and demo need it"
+            yield Finding("versions", "note", text, 'pip install "archsearch[torch]"')
 
 
 def _requirements() -> list[str]:
@@ -103,10 +107,7 @@ def _unmet(requirements: list[str]) -> Iterator[tuple[Requirement, str | None]]:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        try:
-            there: str | None = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            there = None
+        there = installed(requirement.name)
         if there is None or not requirement.specifier.contains(there, prereleases=True):
             yield requirement, there
 
@@ -141,8 +142,8 @@ def _known(gpu: VisibleGpu) -> Device | None:
 
 def _cuda_problem() -> tuple[str, str] | None:
     """Why torch does not see a GPU that the driver shows, and what to do; None where it is a CUDA build (told by its name)."""
-    build = metadata.version("torch")
-    if "+cpu" not in build:
+    build = installed("torch")
+    if build is None or "+cpu" not in build:
         return None
     return f"torch {build} is the build without CUDA: nothing can be trained or timed on the GPU", (
         f"{sys.executable} -m pip install --force-reinstall torch=={build.partition('+')[0]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +12,7 @@ from archsearch.engine_facts import engine_facts, engine_title, engines_that, ru
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import write_json
 from archsearch.models.targets import TargetRef
-from archsearch.pipeline.latency import choose_latency
+from archsearch.pipeline.latency import asked_dtype, choose_latency
 from archsearch.pipeline.serving import check_engine, default_mode
 from archsearch.pipeline.session import SearchSession
 from archsearch.search.objective import Scorer
@@ -87,12 +87,13 @@ def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
 
 
 def profile_first(session: SearchSession, scorer: Scorer, engine: str) -> str | None:
-    """The command that measures the engine's own passes, where the prediction of `scorer` does without them; None where it has
-    them. A profile's passes are those of transformers."""
+    """The command that measures the engine's own passes, where the prediction of `scorer` does without them; None where
+    it has them. A profile's passes are those of transformers."""
     if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
         return None
     gpu, target = session.request.asked.gpu or session.source.device.key, session.request.target
-    return f"archsearch profile --gpu {shlex.quote(gpu)} --target {shlex.quote(target)} --engine {engine}"
+    dtype = asked_dtype(engine, session.source.dtype)
+    return f"archsearch profile --gpu {shlex.quote(gpu)} --target {shlex.quote(target)} --engine {engine}{dtype}"
 
 
 def engine_settings(
@@ -152,7 +153,7 @@ def keep_partial(error: RunFailed, path: Path, what: str) -> RunFailed:
     """The same failure; where it had come to something, that is in `path` and the message says so."""
     if not error.results:
         return error
-    found = [result.to_dict() for result in error.results.values()]
+    found = [asdict(result) for result in error.results.values()]
     write_json(path, {"stopped": str(error), "results": found})
     whole = max(int(result.get("prompts") or result.get("repeats") or 0) for result in found)
     return RunFailed(f"{error}; the {whole} {what} before it are kept in {path}")

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from archsearch.acceptance.estimator import AcceptanceEstimator
+from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
 from archsearch.acceptance.known import AskedText
-from archsearch.acceptance.training import training_of
+from archsearch.acceptance.training import guessed_head, recorded_tokens, trained_as, training_of
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.published_drafters import published_as
 from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.latency.drafted import running
 from archsearch.models.named_drafters import NamedDrafter, resolve_drafter
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.needs import Needs, TrainingBudget
+from archsearch.pipeline.budget import budget_data, budget_s, with_budget
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.mixes import check_flight
 from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
 from archsearch.pipeline.serving import engine_requests, served_words
 from archsearch.search.objective import Score, Scorer
-from archsearch.traffic.mix import Mix
+from archsearch.search.ranking import groups_of
+from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import Workload, WorkloadRequest
 
@@ -30,10 +36,15 @@ from archsearch.workload import Workload, WorkloadRequest
 class EstimateRequest:
     """What `archsearch estimate` was asked.
 
-    `drafts`: names as `models.named_drafters.resolve_drafter` takes them. `alpha`: `prior`, or a number; `gamma` None: the best
-    of 1 to 16. `training`: how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as known of each. `engines`
-    and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`; each pair is priced in each. `mix`: what
-    scores are over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`); None: over the workload of `asked` alone.
+    `drafts`: names as `models.named_drafters.resolve_drafter` takes them. `alpha`: `prior`, or a
+    number; `gamma` None: the best of 1 to 16. `tau`: instead of alpha, tokens a round at `gamma`.
+    `trained_tokens`: of the target's text that the drafts saw (None: as known of each). `training`:
+    how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as known of each.
+    `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`;
+    each pair is priced in each. `mix`: what scores are over, with `asked` of its heaviest part
+    (`pipeline.mixes.asked_mix`); None: over the workload of `asked` alone. `training_budget_s`:
+    device-seconds that alphas of drafters assume which nobody has published (None: the device's
+    default).
     """
 
     target: str
@@ -43,14 +54,18 @@ class EstimateRequest:
     gamma: int | None = None
     domain: str = "chat"
     training: str | None = None
+    tau: float | None = None
+    trained_tokens: float | None = None
     engines: tuple[str, ...] = ()
     engine_versions: tuple[str, ...] = ()
     mix: Mix | None = None
+    training_budget_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Priced:
-    """One draft in one engine. `engine_class`: how the engine runs it, "" where nothing is known of that."""
+    """One draft in one engine. `engine_class`: how the engine runs it, "" where nothing is known of that; `budget`: what a
+    drafter that nobody has published would be trained with."""
 
     name: str
     training: str
@@ -59,6 +74,7 @@ class Priced:
     source: LatencySource
     notes: list[str]
     engine_class: str = ""
+    budget: TrainingBudget | None = None
 
     def at_gamma(self, gamma: int) -> Score:
         """Its score at another gamma."""
@@ -85,7 +101,7 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
     group_of: dict[int, int] = {}
     for served in dict.fromkeys(item.source.served for item in priced):
         found = [item for item in priced if item.source.served == served]
-        groups = found[0].scorer.indistinguishable([item.score for item in found])
+        groups = _groups(found)
         for item in found:
             group_of[id(item)] = next(number for number, group in enumerate(groups, start=1) if item.score in group)
     return {
@@ -95,16 +111,54 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
         "mix": None if request.mix is None else request.mix.to_dict(),
         "differences": _differences(priced),
         "warnings": _warnings(priced),
+        "with_prompts": _with_prompts(best) if request.mix is None else None,
     }
+
+
+ANSWER: Final = 256  # tokens of an answer where nobody says
+
+
+def _with_prompts(item: Priced) -> dict[str, Any] | None:
+    """What the best draft's gain becomes once prompts are read: tokens/s over those without a draft,
+    as many requests in flight as the batch has, prompts that with half an answer fill its context. None
+    on a CPU, and where such requests cannot be priced."""
+    work = item.scorer.workload
+    if item.source.device.kind == "cpu":
+        return None
+    part = {"concurrency": work.batch_size, "output_tokens": ANSWER}
+    part["prompt_tokens"] = max(1, work.context_len - ANSWER // 2)
+    base = copy(item.scorer)
+    base.gammas = (item.score.gamma,)
+    try:
+        score = MixScorer(base, mix_of({"parts": [part]}, "prompts"), item.source.device)(item.score.proposer)
+    except ArchsearchError:
+        return None
+    assert score.mix is not None
+    served = score.mix.parts[0]
+    return {**part, "draft": item.name, "gain": served.tokens_per_s / served.plain_tokens_per_s}
+
+
+def _groups(priced: Sequence[Priced]) -> list[list[Score]]:
+    """Which drafts in one engine cannot be told apart; each was asked about as it was made."""
+    contexts = {id(item.score): item.scorer.context for item in priced}
+    scores = [item.score for item in priced]
+    return groups_of(priced[0].scorer, scores, lambda score: contexts[id(score)])
 
 
 def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]]:
     """Each draft in each engine, best first, and what was asked of them in words and numbers. Raises as `estimate_drafts`."""
-    ref = resolve_target(request.target).routed(request.asked.routing_skew)
+    ref = served_target(resolve_target(request.target), request.asked)
+    published = None if request.tau is None else GivenAcceptance.of_tau(request.tau, request.gamma)
+    if published is not None:
+        if request.alpha != "prior":
+            raise ArchsearchError("--tau and --alpha say the same: leave one out")
+        request = replace(request, alpha=f"{published.alpha:.4g}")
     asked_text = AskedText(domain=request.domain)  # nobody says which prompts
     acceptance, prior_words = acceptance_for(
         request.alpha, request.target, asked=asked_text, temperature=request.asked.temperature
     )
+    if published is not None:
+        acceptance, prior_words = published, f"tau {request.tau:g} at gamma {request.gamma} given"
     priced: list[Priced] = []
     workloads: dict[str, Workload] = {}
     named = [resolve_drafter(name, ref) for name in request.drafts]
@@ -123,9 +177,11 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
         "target": ref.name,
         "device": best.source.device.key,
         "latency": best.source.words,
+        "weights": best.source.profile["weights"],
         "workload": asdict(workloads[best.source.served]),
         "alpha": request.alpha,
         "prior": prior_words,
+        "training_budget": budget_data(best.budget, request.training_budget_s is not None),
     }
 
 
@@ -159,21 +215,49 @@ def _priced(
     scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain)
     if request.mix is not None:
         scorer = MixScorer(scorer, request.mix, source.device)
-    found = []
+    scorer = with_budget(scorer, ref.architecture, source.device, budget_s(request.training_budget_s, source.device))
+    budget, found = scorer.context.budget, []
     for each in named:
         engine_facts(source.engine).check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
-        if each.model is not None and not request.training:
+        tokens = request.trained_tokens or recorded_tokens(_folder_of(each))
+        if each.model is not None and not request.training and request.trained_tokens is None:
             training, doubt = training_of(each.model, ref)
+        unknown = tokens is None and _unknown_head(each)
+        if unknown:
+            doubt = (
+                "nobody says how this head was trained: on 3M to 300M tokens as far as its band knows"
+                " (else --trained-tokens, or --tau of what was published)"
+            )
         notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
         notes += _notes(ref.architecture, each.drafter, workload, source)
-        own = scorer.with_acceptance(acceptance, replace(scorer.context, training=training))
+        bought = None if each.hub_id else budget
+        if request.trained_tokens is not None:
+            bought = None
+        context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)
+        if unknown:
+            context = guessed_head(context)
+        own = scorer.with_acceptance(acceptance, context)
         score = own(each.drafter)
+        if each.hub_id:
+            score = replace(score, needs=Needs("exists", each.hub_id))
         notes += _share_notes(score)
         rounds = source.rounds
         how = running(rounds, each.drafter.rounds).costs.title if rounds is not None else ""
-        found.append(Priced(each.name, training, score, own, source, notes, how))
+        found.append(Priced(each.name, training, score, own, source, notes, how, budget))
     return found
+
+
+def _folder_of(each: NamedDrafter) -> Path | None:
+    """The folder that a drafter was read from; None where it was not."""
+    folder = Path(each.hub_id).expanduser() if each.hub_id else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _unknown_head(each: NamedDrafter) -> bool:
+    """Whether it is a head that exists, of whose training the table of published ones knows nothing."""
+    trained = each.drafter.trains and not each.drafter.is_model and each.drafter.acceptance != "mtp"
+    return trained and bool(each.hub_id) and not published_as(each.hub_id)
 
 
 def _share_notes(score: Score) -> list[str]:

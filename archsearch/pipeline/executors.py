@@ -1,4 +1,4 @@
-"""Where the workers of a search run: processes of this machine, tasks of a Ray cluster; scripts for SLURM and Kubernetes.
+"""Where the workers of a search run: processes of this machine, or tasks of a Ray cluster.
 
 A worker is `archsearch worker --storage URL --run NAME` wherever it runs. It needs the storage, and for trainings the run folder,
 at the same path on every machine.
@@ -6,9 +6,7 @@ at the same path on every machine.
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,9 +17,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.progress import say
 
 ExecutorName = Literal["local", "ray"]
-Script = Literal["slurm", "kubernetes"]
 EXECUTORS: Final[tuple[ExecutorName, ...]] = ("local", "ray")
-SCRIPTS: Final[tuple[Script, ...]] = ("slurm", "kubernetes")
 
 
 class Executor(Protocol):
@@ -114,40 +110,3 @@ def _run_worker(command: list[str], environment: dict[str, str]) -> str:
 def make_executor(name: ExecutorName, gpu: bool) -> Executor:
     """The executor of a name; `gpu`: whether each worker wants one."""
     return RayTasks(gpus=1 if gpu else 0) if name == "ray" else LocalProcesses()
-
-
-# -- scripts ------------------------------------------------------------------------------------------------------------------
-
-
-def script_of(kind: Script, command: Sequence[str], count: int, *, gpu: bool, image: str = "archsearch") -> str:
-    """A batch script for SLURM, or a manifest for Kubernetes, that runs `count` workers; each with one GPU where it wants one."""
-    return _slurm(command, count, gpu) if kind == "slurm" else _kubernetes(command, count, gpu, image)
-
-
-def _slurm(command: Sequence[str], count: int, gpu: bool) -> str:
-    lines = ["#!/bin/bash", "#SBATCH --job-name=archsearch-worker", f"#SBATCH --ntasks={count}", "#SBATCH --cpus-per-task=1"]
-    lines += ["#SBATCH --gpus-per-task=1"] if gpu else []
-    return "\n".join(
-        [*lines, "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}", f"srun {shlex.join(['archsearch', *command])}", ""]
-    )
-
-
-def _kubernetes(command: Sequence[str], count: int, gpu: bool, image: str) -> str:
-    """A job of `count` pods; a pod that dies is begun again. As YAML, each text quoted as JSON quotes it."""
-    import yaml
-
-    container: dict[str, Any] = {"name": "worker", "image": image, "args": list(command)}
-    container["resources"] = {"limits": {"cpu": "1", **({"nvidia.com/gpu": "1"} if gpu else {})}}
-    container["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
-    manifest = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": "archsearch-worker"},
-        "spec": {
-            "parallelism": count,
-            "completions": count,
-            "backoffLimit": 10 * count,
-            "template": {"spec": {"restartPolicy": "OnFailure", "containers": [container]}},
-        },
-    }
-    return str(yaml.safe_dump(json.loads(json.dumps(manifest)), sort_keys=False))

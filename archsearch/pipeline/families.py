@@ -20,7 +20,7 @@ from archsearch.search.space import SearchSpace, load_space
 
 INDEPENDENT: Final = Independent.family
 OTHER_TRIALS: Final = 48
-"""Shapes of a family other than independent drafts: their spaces are smaller, and fewer of their dimensions matter."""
+"""Recorded shapes of a family other than independent drafts: all of their spaces are scored, fewer of their dimensions matter."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def family_spaces(
 
 
 def trials_of(space: SearchSpace, asked: int) -> int:
-    """Shapes to score in a family's space."""
+    """Shapes of a family's space to record."""
     return asked if space.family == INDEPENDENT else min(asked, OTHER_TRIALS)
 
 
@@ -132,8 +132,9 @@ def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
             "alpha": score.alpha.to_dict(),
             "tau": score.tau.to_dict(),
             "speedup": score.speedup.to_dict(),
-            "trains": score.proposer.trains,
+            "trains": score.proposer.trains if score.needs is None else score.needs.kind == "training",
             "assumed": score.assumed,
+            "needs": None if score.needs is None else score.needs.to_dict(),
         }
         for score in best_of_each(ranked)
     ]
@@ -142,6 +143,11 @@ def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
 def check_independent(score: Score, what: str, run: Path) -> None:
     """Raise ArchsearchError where a rank is of a family for which `what` ("training", "confirming" or "exporting") is not done
     by rank, with the command that does it where there is one."""
+    if score.needs is not None and score.needs.kind == "exists" and score.alpha.source != "measured":
+        raise ArchsearchError(
+            f"rank {score.rank} exists, {score.needs.hub_id}: download it and name it where a draft is asked for "
+            f"(archsearch estimate --draft {score.needs.hub_id}); {what} is for drafts of this run"
+        )
     if score.family == INDEPENDENT:
         return
     command = {"training": "train", "confirming": "confirm", "exporting": "export"}[what]
@@ -153,5 +159,5 @@ def check_independent(score: Score, what: str, run: Path) -> None:
             f"--family {score.family}{gamma}"
         )
     raise ArchsearchError(
-        f"{name}: {what} is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only (docs/heads.md)"
+        f"{name}: {what} is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only (docs/families.md)"
     )

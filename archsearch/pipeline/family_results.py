@@ -44,7 +44,7 @@ HEAD_GAMMA: Final = 5
 """The longest round that a search trains heads for."""
 HOPED: Final = 0.8
 """Acceptance of a head that turned out well, by which the round that it is trained for is chosen: a head runs shorter rounds than
-it was trained for, and accepts little in longer ones. Trained here: .70 to .75 after 300 seconds (docs/heads.md)."""
+it was trained for, and accepts little in longer ones. Trained here: .70 to .75 after 300 seconds (docs/families.md)."""
 LEAST_HEAD_S: Final = 20.0
 
 

@@ -8,31 +8,19 @@ from typing import Any, Final
 from archsearch.drafts.heads import HEAD_LAYERS, HeadPlan, HeadTrainer, TrainedHead, head_folder, load_head, trained_heads
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.export.heads import HeadExport, export_head
-from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
+from archsearch.export import DraftRecord, ExportSource, ExportTarget, check_engines, export
+from archsearch.export.engines import DEFAULT_ENGINES
+from archsearch.models.drafters import head_family_of
+from archsearch.pipeline.candidates import serving_ranks, write_report
+from archsearch.pipeline.family_results import compare_families
 from archsearch.pipeline.session import SearchSession, check_weights
-from archsearch.runs.families import gamma_of_family
+from archsearch.runs.families import FAMILIES_FILE, gamma_of_family
 from archsearch.runs.run import open_run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
-from archsearch.schedule import largest_gamma
+from archsearch.schedule import GammaSchedule, largest_gamma
 from archsearch.search.rungs import TEXT_SHARE_ALONE
 
 USUAL_GAMMA: Final = 3
-UNTRAINED: Final = {
-    "ngram": "n-gram lookup needs no training: archsearch confirm RUN --family ngram",
-    "suffix": "suffix decoding needs no training",
-    "early_exit": "an early exit uses the target's own layers; nothing is trained",
-    "mtp": "MTP layers come with the target's own checkpoint; they cannot be trained here",
-}
-
-
-def head_family_of(name: str) -> HeadFamily:
-    """The family called `name`, where heads of it can be trained here; else ArchsearchError with the reason."""
-    for family in HEAD_FAMILIES:
-        if name == family:
-            return family
-    reason = UNTRAINED.get(name, f"drafters of family {name!r} cannot be trained here")
-    raise ArchsearchError(f"{reason}; --family takes independent, {', '.join(HEAD_FAMILIES)}")
 
 
 def head_plan(
@@ -76,6 +64,9 @@ def train_family(path: Path, plan: HeadPlan, budget_s: float) -> dict[str, Any]:
         budget_s *= 1 - TEXT_SHARE_ALONE
     spent = _spent(path, plan)
     trained = heads.train(plan, spent + budget_s, session.request.seed)
+    if (path / FAMILIES_FILE).is_file():  # what the run knew of its families, with the head as it is now
+        compare_families(path)
+    write_report(session.run, session)
     return described(path, trained)
 
 
@@ -106,14 +97,6 @@ def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
     return {"run": str(path), "family": trained.plan.family, "gamma": trained.plan.gamma, "folder": str(trained.folder), **record}
 
 
-def unscheduled_words(engine: str, family: str) -> str:
-    """Why an engine takes no gamma by batch size for a family; "" where it does."""
-    facts = engine_facts(engine)
-    if family in facts.unscheduled:
-        return f"{facts.title} takes one gamma for {family} drafters, whatever the batch size"
-    return ""
-
-
 def export_family(
     path: Path, name: str, output: Path, *, gamma: int | None = None, schedule: Path | None = None
 ) -> dict[str, Any]:
@@ -140,11 +123,22 @@ def export_family(
         )
     target = str(ref.folder or ref.hub_id or ref.name)
     planned = read_schedule(schedule or trained.folder / SCHEDULE_FILE).ranges if gamma is None or schedule else ()
-    if planned and (why := unscheduled_words("vllm", family)):
+    if planned and (why := engine_facts("vllm").unscheduled_words(family)):
         if schedule is not None:
             raise ArchsearchError(f"{why}; leave --schedule out")
         planned = ()
     if largest_gamma(planned, 0) > trained.plan.gamma:
         raise ArchsearchError(f"the schedule drafts up to {largest_gamma(planned, 0)} tokens, the head was trained for {wanted}")
-    made = export_head(HeadExport(trained.folder, family, wanted, target, trained.record, planned), output)
-    return {"run": str(path), "family": family, "gamma": wanted, **made}
+    source = ExportSource(
+        trained.folder,
+        wanted,
+        GammaSchedule(planned),
+        ExportTarget(target),
+        DraftRecord(training=trained.record, provenance={"run": run.info}),
+        dtype=str(run.info["profile"].get("dtype") or "bfloat16"),
+        tensor_parallel=serving_ranks(run),
+        family=family,
+    )
+    made = export(source, output)
+    engines = list(check_engines(DEFAULT_ENGINES, family))
+    return {"run": str(path), "family": family, "gamma": wanted, "output": str(made), "engines": engines}

@@ -20,16 +20,17 @@ from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.attention import attention_words
 from archsearch.latency.composed import composable
-from archsearch.latency.experts import kernel_words
+from archsearch.latency.experts import format_words, kernel_words
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.transfer import STEP_ERRORS, distance, same_generation
-from archsearch.pipeline.serving import default_engine, default_mode, installed_version, rounds_of, served_words
+from archsearch.models.targets import TargetRef
+from archsearch.pipeline.serving import check_dtype, default_engine, default_mode, installed_version, rounds_of, served_words
 from archsearch.profiles import Profile, cpu_stack, find_profile, profiles_of
 from archsearch.search.objective import Latency
 from archsearch.speedup import tau
 from archsearch.threads import DEFAULT
-from archsearch.workload import Mode, Workload, WorkloadRequest, dtype_name
+from archsearch.workload import DTYPE_BYTES, GGUF_DTYPES, WEIGHT_BYTES, Mode, Workload, WorkloadRequest, dtype_name, served_name
 
 if TYPE_CHECKING:
     from archsearch.acceptance.known import AskedText
@@ -82,6 +83,34 @@ def fitting_ranks(device: Device, target: Architecture, batch_size: int, context
     )
 
 
+def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
+    """`ref` as it will be served: with the routing skew that was asked for, and its layers' weights in the format that `--dtype`
+    names, else in that of the published ones. fp8 is the dtype of the pass where the device computes in it and was measured so,
+    and a format of weights alone elsewhere (on Ampere).
+
+    Raises ArchsearchError for published weights in a format that nobody prices and no dtype asked for, and for quantised weights
+    on a CPU.
+    """
+    ref, name = ref.routed(asked.routing_skew), None if asked.dtype is None else served_name(asked.dtype)
+    published, plain = ref.architecture.served_dtype, "--dtype bfloat16 prices the model before it was quantised"
+    if name is None and published and published not in WEIGHT_BYTES:
+        raise ArchsearchError(
+            f"the weights of {ref.name} are quantised ({published}), which is not priced; {plain}, --dtype int4 or "
+            f"another of {', '.join(WEIGHT_BYTES)} as if they were in that"
+        )
+    name = name or published
+    if name not in WEIGHT_BYTES:
+        return replace(ref, architecture=ref.architecture.in_format(""))
+    on_cpu = asked.profile is None and resolve_device(asked.gpu or "cpu").kind == "cpu"
+    profile, device = (None, None) if on_cpu else _profile_and_device(asked)
+    if device is None or device.kind == "cpu":
+        raise ArchsearchError(
+            f"weights in {name} are not priced on a CPU, where none of their kernels was measured; {plain} (or name a --gpu)"
+        )
+    own = name in device.flops_per_s and (profile is None or any(dtype == name for dtype, _ in profile.combinations()))
+    return replace(ref, architecture=ref.architecture.in_format("" if own else name))
+
+
 def choose_latency(
     asked: WorkloadRequest, target: Architecture, drafter: RoundKind = "draft_model"
 ) -> tuple[LatencySource, Workload]:
@@ -94,11 +123,14 @@ def choose_latency(
     the engine must run. Raises ArchsearchError where no number of devices holds the target, or the engine's version runs no such
     drafter, MissingDataError without a usable profile.
     """
-    if asked.dtype is not None:
-        asked = replace(asked, dtype=dtype_name(asked.dtype))
     profile, device = _profile_and_device(asked)
+    if target.weight_format:  # all but the weights is in 16 bits
+        asked = replace(asked, dtype=next(name for name in DTYPE_PREFERENCE if name in device.flops_per_s))
+    elif asked.dtype is not None:
+        asked = replace(asked, dtype=dtype_name(asked.dtype))
     if asked.engine is None:
         asked = replace(asked, engine=default_engine(device, asked.mode))
+    check_dtype(asked.dtype or "", engine_facts(asked.engine), device)
     asked = replace(asked, dtype=asked.dtype or _served_dtype(profile, device, target))
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
@@ -107,8 +139,13 @@ def choose_latency(
         source = _profiled(profile, device, mode, asked, target, drafter)
     served = served_words(source.engine, source.rounds, device)
     version = source.rounds.version if source.rounds is not None else installed_version(source.engine, device)
-    source = replace(source, version=version, served=served, profile={**source.profile, "served": served})
-    return source, _workload(asked, source.device, target, source.dtype, mode)
+    words = source.words + format_words(source.latency, target)
+    about = {**source.profile, "served": served, "weights": target.weight_format or source.dtype}
+    source = replace(source, version=version, served=served, profile=about, words=words)
+    work = _workload(asked, source.device, target, source.dtype, mode)
+    cache = source.rounds.cache_dtype(source.dtype) if source.rounds is not None else source.dtype
+    cache = "float16" if source.dtype in GGUF_DTYPES else cache
+    return source, work if cache == source.dtype else replace(work, cache_dtype=cache)
 
 
 def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]:
@@ -127,7 +164,7 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
 def _served_dtype(profile: Profile | None, device: Device, target: Architecture) -> str | None:
     """The dtype of the target's published weights where they are quantised and `device` was measured in it, or has no profile."""
     name = target.served_dtype
-    if not name or device.kind == "cpu" or name not in device.flops_per_s:
+    if name not in DTYPE_BYTES or device.kind == "cpu" or name not in device.flops_per_s:
         return None
     return name if profile is None or any(dtype == name for dtype, _ in profile.combinations()) else None
 
@@ -199,7 +236,7 @@ def _profiled(
     # Composed tables hold graph rows only; the eager answer is put together from them and a published host time.
     found = profile.combinations()
     names = [asked.dtype] if asked.dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
-    if not asked.dtype and device.kind != "cpu":  # fp8 weights are another model, to be asked for
+    if not asked.dtype:  # weights of 8 bits are another model, to be asked for
         names = [name for name in names if name in DTYPE_PREFERENCE] or names
     engine = str(asked.engine)
     rounds = rounds_of(asked, engine, device, drafter)
@@ -207,7 +244,12 @@ def _profiled(
     for name in names:
         try:
             models[name] = LatencyModel(profile, name, mode, engine, rounds)
-        except MissingDataError:
+        except MissingDataError as error:
+            if asked.dtype and engine_facts(engine).gguf and device.kind == "cpu":
+                raise MissingDataError(
+                    f"profile {profile.folder} holds no passes of {engine} in {name}; measure them: "
+                    f"archsearch profile --gpu cpu --target T --engine {engine} --dtype {name}"
+                ) from error
             if asked.dtype or len(names) == 1:
                 raise
     if not models:
@@ -257,6 +299,11 @@ def _fastest_dtype(models: Mapping[str, LatencyModel], target: Architecture, wor
     return min((name for name in models if decode_s(name) <= slowest), key=token_s)
 
 
+def asked_dtype(engine: str, dtype: str) -> str:
+    """What `archsearch profile` is told of the dtype: an engine on GGUF files is measured in others than torch."""
+    return f" --dtype {dtype}" if engine_facts(engine).gguf else ""
+
+
 def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
     """What is known of the engine that will serve; "" for the one whose passes the profile measures."""
     if model.engine_ is not None:
@@ -264,7 +311,7 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
     if not engine_facts(engine).in_process and device.kind == "cpu":
         return (
             f"; WARNING: passes of transformers, {engine}'s own kernels were not measured "
-            f"(archsearch profile --gpu cpu --target T --engine {engine})"
+            f"(archsearch profile --gpu cpu --target T --engine {engine}{asked_dtype(engine, model.dtype)})"
         )
     return _round_words(model.rounds)
 

@@ -21,7 +21,6 @@ LIMITS: Final = {
     "ttft_ms": "max_ttft_ms",
     "memory_gib": "max_memory_gib",
     "parameters": "max_parameters",
-    "training_exaflop": "max_training_exaflop",
 }
 
 

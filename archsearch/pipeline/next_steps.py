@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from archsearch.acceptance.prior import PriorAcceptance
-from archsearch.acceptance.terms import usual_tokens
+from archsearch.acceptance.terms import tokens_of
 from archsearch.acceptance.training import training_of
 from archsearch.architecture import catalogue
 from archsearch.architecture.counts import parameters
@@ -105,10 +105,10 @@ def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep
     best. `scores`: the search's, best first."""
     if not scores:
         return []
-    belief = Belief(session.scorer, scores)
+    belief = Belief(session.scorer, scores, session.context_of)
     best: dict[Kind, NextStep] = {}
     for option in _options(session, belief):
-        step = _step(option, belief.scores[0].speedup.value)
+        step = _step(option, belief.scores[belief.lead].speedup.value)
         held = best.get(step.kind)
         seen = option.outlook
         narrows = seen.std_after < seen.std  # else it may only change the winner for one that is less sure
@@ -214,7 +214,8 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[_Option
         if not schedule:
             continue
         tokens = schedule[-1].tokens
-        full = max(tokens, round(usual_tokens(session.scorer.target)))
+        whole = parameters(belief.scores[0].architecture)
+        full = max(tokens, round(float(tokens_of(session.scorer.context, whole))))
         common = math.hypot(growth(MEASURED, tokens, full).std, PROMPT_LOGIT_STD / math.sqrt(PROMPTS))
         found = best_pair(belief, common, rungs.catch_up(tokens)[1])
         if found is None:

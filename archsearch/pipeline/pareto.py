@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from archsearch.files import write_json, write_text
+from archsearch.files import write_json
 from archsearch.pipeline.session import SearchSession
-from archsearch.report.pareto import pareto_svg
+from archsearch.report.chart_files import drawn, write_picture
+from archsearch.report.pareto import pareto_chart
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import WRONG_SHAPE
-from archsearch.search.exact import exact_grid
+from archsearch.search.exact import can_rank_alone, exact_grid, rank_alone
 from archsearch.search.objective import Score
 from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places
 from archsearch.search.samplers import AUTO
@@ -26,12 +27,18 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, A
     found: list[Score] = []
     whole = []
     for space in session.families.spaces:
-        grid = exact_grid(space, scorer) if session.request.sampler == AUTO else None
-        if grid is None:
+        if session.request.sampler != AUTO:
+            found += [score for score in scores if score.family == space.family]
+            continue
+        grid = exact_grid(space, scorer)
+        if grid is not None:
+            found += [scorer(grid.grid.at(place)) for place in pareto_places(scorer, grid, goals)]
+        elif can_rank_alone(space, scorer.target):
+            found += [score for *_, score in rank_alone(space, scorer).ranked]
+        else:
             found += [score for score in scores if score.family == space.family]
             continue
         whole.append(space.name)
-        found += [scorer(grid.grid.at(place)) for place in pareto_places(scorer, grid, goals)]
     members = pareto(scorer, found, goals, _measured(session))
     data = {
         "goals": {name: {"unit": GOALS[name].unit, "words": GOALS[name].words, "more": GOALS[name].more} for name in goals},
@@ -39,7 +46,7 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, A
         "members": [member.to_dict() for member in members],
     }
     write_json(session.run.path / PARETO_FILE, data)
-    write_text(session.run.path / PICTURE_FILE, pareto_svg(data))
+    write_picture(session.run.path / PICTURE_FILE, drawn(pareto_chart(data)))
     return data
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engine_facts import engine_facts
+from archsearch.engine_facts import ANY_ENGINE, EngineFacts, engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
@@ -16,9 +16,10 @@ from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.profile_check import check_profile
 from archsearch.pipeline.profile_engine import profile_engine
 from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest, drafts_for_check, sample_space
+from archsearch.pipeline.serving import check_dtype
 from archsearch.profiles import EngineShape, Profile, cpu_stack, stack_key
 from archsearch.progress import ProgressLine
-from archsearch.workload import dtype_name
+from archsearch.workload import GGUF_DTYPES, dtype_name
 
 if TYPE_CHECKING:
     from archsearch.profiling.cpu_sweep import CpuBench
@@ -32,27 +33,34 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     """
     if "graph" in request.modes or request.tensor_parallel > 1:
         raise ArchsearchError("--mode graph and --tensor-parallel are for GPUs; a CPU is measured in eager mode, on one device")
-    stack = cpu_stack()
-    folder = request.output or Path("profiles") / device.key / stack_key(stack)
-    ensure_writable_dir(folder)
-
-    import torch
+    import torch  # before a folder is made: a light install has none
 
     from archsearch.profiling import cpu_sweep as sweeps
 
+    stack = cpu_stack()
+    folder = request.output or Path("profiles") / device.key / stack_key(stack)
+    ensure_writable_dir(folder)
     torch.set_num_threads(device.threads or 1)
     profile = Profile.open(folder, device.to_dict(), stack)
     bench = sweeps.CpuBench(profile, device.last_level_cache_bytes or (32 << 20))
     reference = request.target or ENGINE_STAND_IN
     drafts = sample_space(request.space, reference, 400, request.seed)
-    dtypes = device_dtypes(device, request.dtypes)
+    facts = engine_facts(request.engine_name)
+    dtypes = device_dtypes(device, request.dtypes, facts)
+    if request.quick:
+        dtypes = dtypes[:1]
     before = len(profile.rows)
     memory = float(device.memory_bytes)
     points = {
-        dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory) for dtype in dtypes
+        dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory)
+        for dtype in ([] if facts.gguf else dtypes)
     }
-    other = request.engine and not engine_facts(request.engine_name).in_process
-    if not (other and _has_model(profile, dtypes[0])):  # ops and whole models are measured already: go on with the engine
+    other = request.engine and not facts.in_process
+    if facts.gguf:  # its rounds are priced by its own passes alone, in precisions that torch has not
+        for dtype in dtypes:
+            profile_engine(request, profile, device, drafts, dtype)
+        other = False
+    elif not (other and _has_model(profile, dtypes[0])):  # ops and whole models are measured already: go on with the engine
         with ProgressLine("profile") as line:
             sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
         if request.engine and request.batch_size == 1:
@@ -66,7 +74,7 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         except MissingDataError as error:
             learnt[dtype] = {"missing": str(error)}
     checks = {}
-    if request.check:
+    if request.check and not facts.gguf:
         for dtype in dtypes:
             if "missing" not in learnt[dtype]:
                 unseen = drafts_for_check(request, reference, profile)
@@ -89,10 +97,16 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     }
 
 
-def device_dtypes(device: Device, asked: Sequence[str]) -> list[str]:
-    """The dtypes to measure: those asked for, or the device's native one first."""
+def device_dtypes(device: Device, asked: Sequence[str], facts: EngineFacts = ANY_ENGINE) -> list[str]:
+    """The dtypes to measure: those asked for, or the device's native one first. Raises ArchsearchError for a format of GGUF files
+    and an engine that does not compute in it."""
     if asked:
-        return [dtype_name(name) for name in asked]
+        names = [dtype_name(name) for name in asked]
+        for name in names:
+            check_dtype(name, facts)
+        return names
+    if facts.gguf:
+        return ["float16", *GGUF_DTYPES]
     return ["bfloat16", "float32"] if device.native_bf16 else ["float32", "bfloat16"]
 
 

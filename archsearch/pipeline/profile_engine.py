@@ -15,7 +15,7 @@ from archsearch.architecture.counts import parameters, weight_bytes_per_pass
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.medusa import Medusa
 from archsearch.drafters.registry import family
-from archsearch.engine_facts import EngineFacts, engine_facts
+from archsearch.engine_facts import EngineFacts, engine_facts, engines_that
 from archsearch.engines.measure.drafted import DraftedCase
 from archsearch.engines.registry import check_interpreter_choice
 from archsearch.errors import ArchsearchError
@@ -33,6 +33,8 @@ from archsearch.workload import DTYPE_BYTES, Workload
 
 ENGINE_DRAFTS = 6
 """Drafts with random weights that an engine of its own is profiled with."""
+CONTEXTS: Final = (64, 256)
+"""Tokens in the cache behind which an engine on GGUF files is measured."""
 DRAFTED_BATCHES: Final = (1, 2, 4, 8)
 DRAFTED_GAMMAS: Final = ((2, 4, 1, 3), (5, 2, 4, 1))
 """Gamma at each of DRAFTED_BATCHES, of two drafters."""
@@ -43,6 +45,9 @@ ENGINE_BYTES: Final = 3 << 30
 def check_engine_request(request: ProfileRequest) -> None:
     """Raise ArchsearchError, before anything is measured, where the engine to be profiled is absent or has no target to run."""
     name, ref = request.engine_name, request.target_ref
+    if request.quick and not engine_facts(name).gguf:
+        able = " or ".join(engines_that(lambda row: row.gguf))
+        raise ArchsearchError(f"--quick is for --engine {able}; give the time with --budget")
     check_interpreter_choice(name, request.engine_python)
     if engine_facts(name).in_process or not request.engine:
         return
@@ -121,7 +126,16 @@ def _profile_passes(
     import tempfile
 
     from archsearch.engines.engine import EngineSettings, EngineStep
-    from archsearch.engines.measure.passes import BATCHES, PassRequest, measure_passes, measured_models, spread_drafts
+    from archsearch.engines.measure.passes import (
+        BATCHES,
+        MIN_STEPS,
+        ONE_REQUEST_GAMMAS,
+        QUICK_GAMMAS,
+        PassRequest,
+        measure_passes,
+        measured_models,
+        spread_drafts,
+    )
     from archsearch.engines.registry import make_engine
 
     name, ref = request.engine_name, request.target_ref
@@ -129,13 +143,20 @@ def _profile_passes(
         raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
     limit = parameters(ref.architecture) / 2  # a draft that is not much smaller than its target never pays
     full = [shape.replace(draft_vocab_size=None) for shape in shapes]
-    drafts = spread_drafts([shape for shape in full if parameters(shape) <= limit] or full, ENGINE_DRAFTS)
+    facts, quick = engine_facts(name), request.quick
+    count = len(QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS) if facts.gguf else ENGINE_DRAFTS
+    drafts = spread_drafts([shape for shape in full if parameters(shape) <= limit] or full, count)
     rows = [*profile.select("pass", dtype, mode), *profile.select("engine", dtype, mode)]
     known = measured_models(rows, name, ref.architecture, drafts)
     if known.issuperset({None, *drafts}):
         return profile_drafted(request, profile, device, dtype, mode, slowdown=slowdown)
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where it tells all its passes.
-    batches = BATCHES if engine_facts(name).schedules else (1,) * len(BATCHES)
+    batches = BATCHES if facts.schedules else (1,) * len(BATCHES)
+    plan: dict[str, Any] = {}
+    if facts.gguf:  # its passes are run apart from its rounds: a start a gamma, as few rounds as make a row
+        # Luck may accept more of a draft, so that there are fewer rounds.
+        rounds = math.ceil(1.3 * MIN_STEPS)
+        plan = {"gammas": QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS, "contexts": CONTEXTS, "repeats": 1, "rounds": rounds}
     settings = EngineSettings(
         dtype=dtype,
         concurrency=max(batches),
@@ -145,6 +166,7 @@ def _profile_passes(
         threads=device.threads,
         device="cpu" if device.kind == "cpu" else "gpu",
         python=request.engine_python,
+        time_passes=True,
     )
     base_model: LatencyModel | None = None
     if device.kind != "cpu":
@@ -169,7 +191,7 @@ def _profile_passes(
             target, settings = write_shape(ref.architecture, base / "target"), replace(settings, dummy_weights=True)
         # Known ones keep their place in the list, because the place decides which gammas a draft is measured with.
         folders = [(arch, base if arch in known else random_draft(arch, dtype, base)) for arch in drafts]
-        with ProgressLine(f"passes of {name}") as line:
+        with ProgressLine(f"passes of {name}, {dtype}") as line:
             asked = PassRequest(
                 target=target,
                 architecture=ref.architecture,
@@ -181,6 +203,7 @@ def _profile_passes(
                 slowdown=slowdown,
                 passes_s=passes_s if base_model is not None else None,
                 known=known,
+                **plan,
             )
             measure_passes(lambda: make_engine(name, settings), asked, record=profile.record, progress=line)
     profile_drafted(request, profile, device, dtype, mode, slowdown=slowdown)

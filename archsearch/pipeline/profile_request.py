@@ -36,6 +36,7 @@ class ProfileRequest:
     engine_name: str = "transformers"
     engine_python: Path | None = None
     target_ref: TargetRef | None = None
+    quick: bool = False
 
 
 def sample_space(space: SearchSpace, target: Architecture, count: int, seed: int = 0) -> list[Architecture]:

@@ -28,7 +28,10 @@ from archsearch.search.why import rivals
 from archsearch.speedup import tau_estimate
 from archsearch.workload import Workload
 
-RANKS_DRAWN: Final = 3
+DRAWN: Final = 6
+"""Drafters along each quantity: the best of each family."""
+SHAPES_DRAWN: Final = 3
+"""Where there is one family: shapes of unlike depth or width."""
 CONTEXTS: Final = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 ALPHAS: Final = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
@@ -65,8 +68,7 @@ def state_of(run: Run) -> str:
 def curves_of(session: SearchSession, state: str = "") -> Curves:
     """The curves of the best ranks of a run; the bars of its first."""
     run, scorer, device = session.run, session.scorer, session.source.device
-    ranks = run.ranks()[:RANKS_DRAWN]
-    drawn = [(rank, _Candidate.of(session, rank)) for rank in ranks]
+    drawn = [(rank, _Candidate.of(session, rank)) for rank in _drawn(run)]
     notes: list[str] = []
     sweeps: dict[Swept, tuple[Curve, ...]] = {
         name: tuple(
@@ -78,9 +80,24 @@ def curves_of(session: SearchSession, state: str = "") -> Curves:
     passes, layers, rounds = _bars(scorer, lead)
     if not layers:
         notes.append(f"Layers and terms of the draft: {lead.proposer.title} is priced as a whole, not layer by layer.")
-    at = {"batch_size": scorer.workload.batch_size, "context": scorer.workload.context_len, "gamma": lead.gamma}
+    workload = scorer.workload
+    at = {"batch_size": workload.batch_size, "context": workload.context_len, "gamma": lead.gamma}
+    at["tensor_parallel"] = workload.tensor_parallel
     why = tuple(rival.to_dict() for rival in rivals(scorer, run.scores()))
     return Curves(state, at, sweeps, passes, layers, rounds, why, tuple(dict.fromkeys(notes)))
+
+
+def _drawn(run: Run) -> list[int]:
+    """The ranks whose curves are drawn: the best of each family; of one family alone shapes that differ in depth or width, as
+    those of other head counts lie on top of each other."""
+    families: dict[str, int] = {}
+    shapes: dict[tuple[int, int], int] = {}
+    for rank, score in zip(run.ranks(), run.scores(), strict=True):
+        families.setdefault(score.family, rank)
+        shapes.setdefault((score.architecture.num_hidden_layers, score.architecture.hidden_size), rank)
+    if len(families) > 1:
+        return sorted(families.values())[:DRAWN]
+    return sorted(shapes.values())[:SHAPES_DRAWN]
 
 
 class _Candidate:
@@ -174,7 +191,8 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
         ranks = replace(workload, tensor_parallel=shared, draft_tensor_parallel=None)
         step = later if gamma > 1 else first
         passes.insert(0, _pass_bar(latency, "draft, one token", latency.facts.served_draft(draft), ranks, 1, step))
-        layers = [_layer_bar(latency, "draft", draft, ranks), _layer_bar(latency, "target", target, workload)]
+        if _prices_ops(latency):
+            layers = [_layer_bar(latency, "draft", draft, ranks), _layer_bar(latency, "target", target, workload)]
     time = latency.round(target, score.drafter or score.architecture, workload, gamma, verify)
     tau = score.tau.value
     plain = Estimate(tau * decode.value, tau * decode.std, decode.source)
@@ -189,8 +207,15 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
     return tuple(passes), tuple(layers), rounds
 
 
+def _prices_ops(latency: Any) -> bool:
+    """Whether single ops have a price: not where only the engine's whole passes were measured."""
+    return not isinstance(latency, LatencyModel) or latency.composed_ is not None or hasattr(latency, "ops")
+
+
 def _pass_bar(latency: Any, name: str, arch: Architecture, workload: Workload, tokens: int, total: Estimate) -> Bar:
     """A pass by term: its ops as the profile prices each alone; what the pass takes beyond them is its launches and the rest."""
+    if not _prices_ops(latency):
+        return Bar(name, {"the whole pass": total.value}, total)
     terms: dict[str, float] = {}
     windows = arch.windows()
     for window in set(windows):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.report.phrases import host_words, launches
@@ -44,7 +45,9 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
     rounds = source.rounds
     if rounds is None:
         return []
-    found = [rounds.note] if rounds.note else []
+    facts, found = engine_facts(rounds.engine), [rounds.note] if rounds.note else []
+    families = dict.fromkeys(score.family for _, _, score in priced)
+    found += [words for family in families if (words := facts.doubt(family, source.version))]
     drafts = [item for item in priced if item[2].proposer.rounds == rounds.drafter]
     if rounds.without_graphs and drafts:
         found += _without_graphs(rounds, drafts)
@@ -99,8 +102,9 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> E
         first, second = str(better.engine), str(worse.engine)
     where = f"at gamma {better.gamma} " if better.gamma != worse.gamma else ""
     doubt = "" if _told_apart(better, worse) else " (less than the error bars)"
-    gains = f"{first} {better.speedup.value:.2f}x against {second} {worse.speedup.value:.2f}x"
-    return EngineDifference(draft, first, second, term, f"{draft}: {gains}: {where}{_why(term, better, worse_there)}{doubt}")
+    gains = f"{first} {better.speedup.value:.2f}x, {second} {worse.speedup.value:.2f}x"
+    why = _why(term, (first, better), (second, worse_there))
+    return EngineDifference(draft, first, second, term, f"{draft}: {gains}: {where}{why}{doubt}")
 
 
 def _told_apart(better: Score, worse: Score) -> bool:
@@ -109,23 +113,25 @@ def _told_apart(better: Score, worse: Score) -> bool:
     return math.log(better.speedup.value / worse.speedup.value) > math.hypot(*(time.std / time.value for time in rounds))
 
 
-def _why(term: str, better: Score, worse: Score) -> str:
-    def pair(first: float, second: float) -> str:
-        return f"{1e3 * second:.1f} ms against {1e3 * first:.1f}"
+def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
+    """The term in words, with the engine's name at each number: (name, score) of the better engine, which stands first here as
+    it does in the gains, and of the worse."""
 
-    if worse.bound == "host" and term == "overhead_s":
-        return host_words(worse)
-    if worse.bound == "host" and term == "draft_s":  # kernel by kernel: the passes' time is the host's
-        return (
-            f"the host launches {launches(worse)} in {1e3 * worse.draft_s.value:.1f} ms against {1e3 * better.draft_s.value:.1f}"
-        )
+    def named(seconds: Callable[[Score], float]) -> str:
+        return ", ".join(f"{1e3 * seconds(score):.1f} ms in {name}" for name, score in (better, worse))
+
+    slow = worse[1]
+    if slow.bound == "host" and term == "overhead_s":
+        return f"in {worse[0]} {host_words(slow)}"
+    if slow.bound == "host" and term == "draft_s":  # kernel by kernel: the passes' time is the host's
+        return f"launching {launches(slow)} takes {named(lambda score: score.draft_s.value)}"
     if term == "overhead_s":
-        return f"the engine adds {pair(_overhead(better), _overhead(worse))} to a round"
+        return f"beyond its passes a round takes {named(_overhead)}"
     if term == "draft_s":
-        return f"the draft's passes take {pair(better.draft_s.value, worse.draft_s.value)}"
+        return f"the draft's passes take {named(lambda score: score.draft_s.value)}"
     if term == "verify_s":
-        return f"verification takes {pair(better.verify_s.value, worse.verify_s.value)}"
-    return f"a plain step, which a draft is held against, takes {pair(better.decode_s.value, worse.decode_s.value)}"
+        return f"verification takes {named(lambda score: score.verify_s.value)}"
+    return f"a plain step, which a draft is compared with, takes {named(lambda score: score.decode_s.value)}"
 
 
 def _overhead(score: Score) -> float:

@@ -23,7 +23,7 @@ from archsearch.pipeline.engine_choice import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.runs.schedule_file import SCHEDULE_FILE, schedule_to_dict, write_schedule
-from archsearch.schedule import GammaSchedule, SchedulePoint, largest_gamma, refined, schedule_from_points
+from archsearch.schedule import GammaSchedule, SchedulePoint, largest_gamma, merged, refined, schedule_from_points
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import drifting_positions
 from archsearch.workload import Workload
@@ -121,10 +121,9 @@ def schedule_rank(
     scorer, words = serving_scorer(session, name)
     facts = engine_facts(name)
     facts.check_drafter(score.proposer, shared_by(scorer.workload), scorer.latency.engine_version)
-    if score.family in facts.unscheduled:
+    if why := facts.unscheduled_words(score.family):
         raise ArchsearchError(
-            f"{facts.title} takes one gamma for {score.proposer.title}, whatever the batch size: it has no schedule for the "
-            f"family {score.family}; serve rank {rank} with gamma {score.gamma}, or choose a rank of another family"
+            f"{why}; serve rank {rank} with gamma {score.gamma}, or choose a rank of another family"
         )
     alpha, taus, _ = acceptance_of(scorer, score, folder)
     drafter = score.drafter or score.architecture
@@ -132,13 +131,13 @@ def schedule_rank(
     write_schedule(folder / SCHEDULE_FILE, schedule)
     largest_used = largest_gamma(schedule.ranges, 0)
     if facts.speculative_config and largest_used:
-        config = vllm_config(str(folder), largest_used, schedule.ranges, scorer.workload.tensor_parallel)
+        config = vllm_config(score.family, str(folder), largest_used, schedule.ranges, scorer.workload.tensor_parallel)
         if score.drafter is not None:
             config = vllm_drafter_config(score.drafter, str(folder), largest_used, schedule.ranges)
         write_json(folder / "speculative_config.json", config)
     told = {"run": str(session.run.path), "rank": rank, "architecture": score.label(), "note": note}
     as_engine = schedule_words(name, score.family, schedule.ranges, score.gamma)
-    return told | schedule_to_dict(schedule) | {"as_engine": as_engine}
+    return told | schedule_to_dict(schedule) | {"as_engine": as_engine, "warning": facts.schedule_doubt}
 
 
 def schedule_head(
@@ -150,8 +149,8 @@ def schedule_head(
     Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
     """
     from archsearch.drafts.heads import head_folder, load_head, trained_heads
+    from archsearch.models.drafters import head_family_of
     from archsearch.models.named_drafters import resolve_drafter
-    from archsearch.pipeline.heads import head_family_of, unscheduled_words
 
     known, name = head_family_of(family), engine or session.request.engine
     if known not in trained_heads(session.run.path):
@@ -163,14 +162,16 @@ def schedule_head(
     trained = load_head(head_folder(session.run.path, known))
     drafter = resolve_drafter(str(trained.folder), session.target).drafter
     engine_facts(name).check_drafter(drafter, shared_by(scorer.workload), scorer.latency.engine_version)
-    if why := unscheduled_words(name, known):
+    if why := engine_facts(name).unscheduled_words(known):
         raise ArchsearchError(f"{why}; serve the head with gamma {trained.plan.gamma}")
     taus = {gamma: each.estimate() for gamma, each in trained.replays.items() if gamma <= trained.plan.gamma}
     alpha = Estimate(trained.conditional[0], 0.0, "measured")
     schedule, note = _planned(session, scorer, (drafter, alpha, taus), batch_sizes, (name, words))
     write_schedule(trained.folder / SCHEDULE_FILE, schedule)
     told = {"run": str(session.run.path), "rank": None, "family": known, "architecture": f"{known} head", "note": note}
-    return told | schedule_to_dict(schedule) | {"as_engine": schedule_words(name, known, schedule.ranges, trained.plan.gamma)}
+    as_engine = schedule_words(name, known, schedule.ranges, trained.plan.gamma)
+    doubt = engine_facts(name).schedule_doubt
+    return told | schedule_to_dict(schedule) | {"as_engine": as_engine, "warning": doubt}
 
 
 def _planned(
@@ -188,18 +189,25 @@ def _planned(
     if one_by_one:
         check_batch(engine_facts(name), device, max(batch_sizes, default=1))
     usual = [size for size in BATCH_SIZES if size == 1 or not one_by_one and (largest is None or size <= 2 * largest)]
+    asked = session.scorer.workload.batch_size
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
+    if asked <= sizes[-1]:
+        sizes = sorted({*sizes, asked})
     points = schedule_points(scorer, *draft, device, sizes)
-    chosen = refined(
-        [(point.batch_size, point.gamma) for point in points],
-        lambda batch: schedule_point(scorer, *draft, batch).gamma,
-    )
+    known = {point.batch_size: point for point in points}
+
+    def gamma_of(batch: int) -> int:
+        known.setdefault(batch, schedule_point(scorer, *draft, batch))
+        return known[batch].gamma
+
+    between = refined([(point.batch_size, point.gamma) for point in points], gamma_of)
+    chosen = merged([known[batch] for batch, _ in between], kept=asked)
     most = points[-1].batch_size
     note = f"{engine_title(name)} runs one request at a time." if one_by_one else ""
     if most < sizes[-1]:
         note = f"At batch size {next(size for size in sizes if size > most)} the KV caches do not fit {device.key}."
     elif not batch_sizes and largest is not None:
-        note = f"Passes were measured up to batch size {largest}; above {most} nothing is foretold."
+        note = f"Passes were measured up to batch size {largest}; above {most} nothing is predicted."
     if slow := [str(point.batch_size) for point in points if point.speedup is not None and point.speedup.value < 1.0]:
         note = f"{note} Without the draft loaded a server is faster at batch size {', '.join(slow)}.".strip()
     return GammaSchedule(schedule_from_points(chosen), tuple(points), name, words), note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,13 +13,18 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.needs import Needs
+from archsearch.pipeline.budget import budget_data
+from archsearch.pipeline.budgets import what_budgets_buy
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_families import FamilyRequest, confirm_families
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.engine_choice import EngineChoice
+from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
 from archsearch.pipeline.family_results import climbing_share, family_results, head_rungs, train_heads, with_replays
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
+from archsearch.pipeline.hopeless import hopeless
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.pareto import write_pareto
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
@@ -27,12 +33,14 @@ from archsearch.pipeline.shared_work import Job
 from archsearch.pipeline.text_verdict import text_verdict
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
 from archsearch.progress import ProgressLine, human_time, say
+from archsearch.runs.budgets import write_budgets
 from archsearch.runs.families import write_families
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
 from archsearch.search import study
 from archsearch.search.objective import Score
+from archsearch.search.ranking import led_by_need
 from archsearch.search.rungs import TEXT_SHARE_ALONE
 from archsearch.search.space import SearchSpace
 from archsearch.search.why import rivals
@@ -41,17 +49,20 @@ if TYPE_CHECKING:
     from archsearch.pipeline.climb import Climb
 
 
-def search(request: SearchRequest) -> dict[str, Any]:
+def search(request: SearchRequest, *, anyway: bool = False) -> dict[str, Any]:
     """Score, rank and, with `confirm`, train drafts, run the best in the engine and write everything into the run folder.
 
     With `confirm` the target writes its text first, so that the search knows how much of it a trimmed head covers. Then either
-    the prior's best `finalists` are trained, or, with `climb`, those that short trainings leave (`pipeline.climb`).
+    the prior's best `finalists` are trained, or, with `climb`, those that short trainings leave (`pipeline.climb`). Where nothing
+    that would be trained can be expected to pay, it only ranks, and says why as `refused`, unless `anyway`.
     """
     start = time.monotonic()
     session = SearchSession.start(request)
     with run_lock(session.run.path, "archsearch search"):
         if not request.confirm:
             return rank_only(session)
+        if not anyway and (why := hopeless(session)):
+            return rank_only(session) | {"refused": why}
         return climb_search(session, start) if request.climb else finalist_search(session)
 
 
@@ -108,9 +119,17 @@ def text_result(
 
 def write_ranked(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
     """best/ of the run: trained drafts by what was measured of them, then the best of the rest; as many as were asked for."""
-    everything = with_measured(session, trained, ranked)
-    scores = everything[: max(session.request.top, len(trained))]
-    scores += [score for score in best_of_each(everything) if score not in scores]  # however far behind
+    besides = [each for each in alternatives(session) if within_budget(session, each.score)]
+    session.contexts = {(each.score.proposer, each.score.needs): each.context for each in besides}
+    measured, rest = with_measured(session, trained, ranked)
+    rest = sorted([*rest, *(each.score for each in besides)], key=lambda score: -score.ranked_by)
+    everything = [*measured, *rest]
+    chosen = everything[: max(session.request.top, len(trained))]
+    have = [each.score for each in besides if each.score.needs is not None and each.score.needs.kind == "exists"]
+    for score in [*best_of_each(everything), *have[:EXISTING]]:  # however far behind
+        chosen += [] if score in chosen else [score]
+    others = sorted((score for score in chosen if score not in measured), key=lambda score: -score.ranked_by)
+    scores = [*measured, *led_by_need(session.groups(others))]
     best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
     write_best(session, best, {draft.architecture: draft for draft in trained})
     return best
@@ -139,16 +158,21 @@ def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) ->
         storage=request.storage or session.run.storage_file,
         about=session.about(),
         progress=progress,
-        how=study.How(request.sampler, shared=request.workers > 0, regret=True),
+        how=study.How(request.sampler, shared=request.workers > 0, regret=True, goals=request.pareto),
     )
 
 
-def with_measured(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
-    """The measured scores of trained drafts, best first, before the predicted ones of the rest."""
-    scores = (session.scorer.measured(draft.architecture, draft.alpha, draft.tau) for draft in trained)
-    measured = sorted(scores, key=lambda score: -score.worth)
+def with_measured(
+    session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
+) -> tuple[list[Score], list[Score]]:
+    """The measured scores of trained drafts, best first, and the predicted ones of the rest."""
+    measured = []
+    for draft in trained:
+        score = session.scorer.measured(draft.architecture, draft.alpha, draft.tau)
+        measured.append(replace(score, needs=Needs("exists", str(draft.folder))))
+    measured.sort(key=lambda score: -score.worth)
     shapes = {score.architecture for score in measured}
-    return [*measured, *(score for score in ranked if score.architecture not in shapes)]
+    return measured, [score for score in ranked if score.architecture not in shapes]
 
 
 def outcome(
@@ -156,17 +180,22 @@ def outcome(
 ) -> dict[str, Any]:
     """What `search` returns; writes the report."""
     pareto = write_pareto(session, result.best) if session.request.pareto else None
+    budgets = what_budgets_buy(session, ranked, result.best)
+    write_budgets(session.run.path, budgets)  # before the report, which draws it
     report = write_report(session.run, session)
-    groups = session.scorer.indistinguishable(ranked)
+    groups = session.groups(ranked)
     return {
         "run": str(session.run.path),
         "target": session.target.name,
         "device": session.source.device.key,
         **engine_data(session.source),
         "free_layers": free_layers(session.scorer, ranked[0]) if ranked else None,
-        "warnings": warnings_of(session.source, [("", session.scorer, score) for score in ranked[:1]]),
+        "warnings": warnings_of(
+            session.source, [("", session.scorer_of(score), score) for score in ranked[:1]]
+        ),
         "latency": session.source.words,
         "dtype": session.source.dtype,
+        "weights": session.source.profile.get("weights"),
         "workload": asdict(session.scorer.workload),
         "mix": None if session.request.mix is None else session.request.mix.to_dict(),
         "prior": session.prior_words,
@@ -180,13 +209,24 @@ def outcome(
         "regrets": [regret.to_dict() for regret in result.regrets],
         "best": [score.to_dict() for score in ranked],
         "rivals": [rival.to_dict() for rival in rivals(session.scorer, result.best)] if not session.request.confirm else [],
-        "next": [] if confirmed else [step.to_dict() for step in next_steps(session, result.best)],
-        "indistinguishable": [[s.rank for s in group] for group in groups],
+        "next": [] if confirmed else [step.to_dict() for step in next_steps(session, in_run(result.best, ranked))],
+        "training_budget": budget_data(session.scorer.context.budget, session.budget_asked),
+        "budgets": budgets.to_dict(),
+        "indistinguishable": [sorted(s.rank or 0 for s in group) for group in groups],
         "cheapest": [min(group, key=lambda score: score.parameters).rank for group in groups],
         "pareto": pareto,
         "confirmed": list(confirmed),
         "report": str(report),
     }
+
+
+def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
+    """The ranks of a run, drafters that exist among them, then what was scored besides; best first."""
+    kept = {(score.proposer, score.needs) for score in ranked}
+    rest = [score for score in scored if (score.proposer, score.needs) not in kept]
+    after = itertools.count(len(ranked) + 1)
+    both = [*ranked, *(score.with_rank(next(after)) for score in rest)]
+    return sorted(both, key=lambda score: -score.ranked_by)
 
 
 def best_head(families: Sequence[Mapping[str, Any]], engine: str) -> str:
@@ -265,11 +305,6 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
     session.scorer = session.scorer.with_coverage(coverage)
     known = known_observations(request.target, asked=session.asked_text, exclude=run.path)
     file.note(f"prior: {session.prior_words}")
-    if request.alpha != "supernet":
-        file.note(
-            "the supernet rung is left out: it has ranked shapes worse than short trainings of the same cost "
-            "(--alpha supernet asks for it)"
-        )
     with workers_beside(session) as shared:
         begin = time.monotonic()
         result = score_spaces(session)

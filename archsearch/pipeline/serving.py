@@ -10,8 +10,10 @@ from importlib.metadata import version as package_version
 from archsearch.drafters.drafter import RoundKind
 from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts
 from archsearch.engine_rounds import (
+    HOST,
     EngineRounds,
     engine_rounds,
+    host_speed,
     known_engines,
     known_options,
     newest_version,
@@ -24,7 +26,7 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.measured_rounds import measured_version
 from archsearch.profiles import Profile, find_profile
-from archsearch.workload import Mode, WorkloadRequest
+from archsearch.workload import GGUF_DTYPES, Mode, WorkloadRequest
 
 
 def default_engine(device: Device, mode: Mode | None = None) -> str:
@@ -101,6 +103,16 @@ def check_engine(facts: EngineFacts, device: Device) -> None:
         raise ArchsearchError(f"{facts.title} cannot be priced on {device.key}; use --engine {able}")
 
 
+def check_dtype(dtype: str, facts: EngineFacts, device: Device | None = None) -> None:
+    """Raise ArchsearchError for a format of GGUF files and an engine that does not compute in it, or a GPU, where none of its
+    kernels was measured."""
+    if dtype in GGUF_DTYPES and device is not None and device.kind != "cpu":
+        raise ArchsearchError(f"{dtype} is priced on a CPU only, not on {device.key}; leave --dtype out")
+    if dtype in GGUF_DTYPES and not facts.gguf:
+        able = " or ".join(name for name, row in ENGINES.items() if row.gguf)
+        raise ArchsearchError(f"{dtype} is a format of GGUF files, in which {facts.title} does not compute; add --engine {able}")
+
+
 def check_batch(facts: EngineFacts, device: Device, batch_size: int) -> None:
     """Raise ArchsearchError where the engine does not run so many requests at once."""
     if not facts.batches and batch_size > 1:
@@ -122,11 +134,17 @@ def rounds_of(asked: WorkloadRequest, engine: str, device: Device, drafter: Roun
             raise ArchsearchError("--engine-option is for GPUs: on a CPU the engine is measured as it runs")
         if asked.engine_version:
             raise ArchsearchError("--engine-version is for GPUs: on a CPU the engine that is installed is measured as it runs")
+        if asked.host:
+            raise ArchsearchError("--host is for GPUs: a CPU's engine is measured on its host")
         return None
     version = asked.engine_version
     if version is None:  # an empty one is a mistake, which is refused below
         version = installed_version(engine, device) or _version_measured(asked, engine, device)
-    return engine_rounds(engine, version, parse_options(engine, asked.engine_options), drafter)
+    options = parse_options(engine, asked.engine_options)
+    if asked.host is not None:
+        host_speed(asked.host)  # refuses what is none, also where no host is told apart
+        options[HOST] = asked.host
+    return engine_rounds(engine, version, options, drafter)
 
 
 def installed_version(engine: str, device: Device) -> str | None:

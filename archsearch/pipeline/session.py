@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from archsearch.acceptance import registry
+from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.known import AskedText
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import RoundKind
+from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import EngineFacts, engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
@@ -21,13 +22,16 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.needs import Needs
+from archsearch.pipeline.budget import budget_s, with_budget
 from archsearch.pipeline.executors import ExecutorName
 from archsearch.pipeline.families import FamilySpaces, choose_families, family_spaces, kind_of, named_families
-from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency
+from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.mixes import check_flight, read_back
 from archsearch.pipeline.serving import with_engine
 from archsearch.runs.run import Run, create_run, open_run, resume_run
-from archsearch.search.objective import Scorer
+from archsearch.search.objective import Score, Scorer
+from archsearch.search.ranking import groups_of
 from archsearch.search.samplers import AUTO, Sampler
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.search.storage import open_storage, without_password
@@ -49,7 +53,8 @@ class SearchRequest:
     trainings decide which shapes are trained in full, and `time_budget_s` holds everything. `families`: of drafters; none named:
     all that the engine runs where nothing is trained, else independent drafts. `sampler`: see `search.study.How`; `workers`:
     processes that score and train, 0: this one only, and none may join; `executor`: where they run; `pareto`: goals of a set
-    (`search.pareto`); `mix`: what scores are over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`)."""
+    (`search.pareto`); `mix`: what scores are over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`);
+    `training_budget_s`: device-seconds that alphas of drafters to be trained assume (None: `pipeline.budget.budget_s`)."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
@@ -75,9 +80,9 @@ class SearchRequest:
     sampler: Sampler = AUTO
     workers: int = 0
     executor: ExecutorName = "local"
-    share: str | None = None
     pareto: tuple[str, ...] = ()
     mix: Mix | None = None
+    training_budget_s: float | None = None
 
     @property
     def engine(self) -> str:
@@ -122,11 +127,8 @@ class SearchRequest:
     def check_sharing(self) -> None:
         """Raise ArchsearchError for a storage that cannot be used, and for what is of workers where there are none: before a run
         folder is made."""
-        for option, given in (("share", self.share), ("executor", "" if self.executor == "local" else self.executor)):
-            if given and self.workers < 1:
-                raise ArchsearchError(
-                    f"--{option} {without_password(given)} is for workers; add --workers N, 1 for those of others"
-                )
+        if self.executor != "local" and self.workers < 1:
+            raise ArchsearchError(f"--executor {self.executor} is for workers; add --workers N, 1 for those of others")
         if self.storage:
             open_storage(self.storage)
 
@@ -145,7 +147,7 @@ class SearchRequest:
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
-        free = ("run", "profile", "climb", "workers", "executor", "share", "pareto")
+        free = ("run", "profile", "climb", "workers", "executor", "pareto")
         asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
         flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
         flat["storage"] = without_password(self.storage)
@@ -225,6 +227,24 @@ class SearchSession:
     prior_words: str = ""
     asked_text: AskedText = AskedText()
     families: FamilySpaces = FamilySpaces(())
+    budget_asked: bool = False
+    contexts: Mapping[tuple[Drafter, Needs | None], AcceptanceContext] = field(default_factory=dict)
+    """In which acceptance was asked about drafters besides those of the spaces (`pipeline.existing`)."""
+
+    def groups(self, scores: Sequence[Score]) -> list[list[Score]]:
+        """Which of `scores` cannot be told apart, best first."""
+        return groups_of(self.scorer, scores, self.context_of)
+
+    def scorer_of(self, score: Score) -> Scorer:
+        """The scorer that asks of acceptance as a score was asked for."""
+        return self.scorer.with_acceptance(self.scorer.acceptance, self.context_of(score))
+
+    def context_of(self, score: Score) -> AcceptanceContext:
+        """Where acceptance was asked for of a score."""
+        from archsearch.pipeline.existing import context_of
+
+        known = self.contexts.get((score.proposer, score.needs))
+        return context_of(self.scorer.context, score, self.target) if known is None else known
 
     @classmethod
     def start(cls, request: SearchRequest, run: Run | None = None) -> SearchSession:
@@ -238,7 +258,7 @@ class SearchSession:
             request.check_sharing()
             request = replace(request, families=named_families(request.families))
             request = replace(request, asked=with_engine(request.asked, request.kind))
-        target = resolve_target(request.target).routed(request.asked.routing_skew)
+        target = served_target(resolve_target(request.target), request.asked)
         engine = engine_facts(request.engine)
         if request.confirm:
             runnable_engine(request.engine)
@@ -256,6 +276,10 @@ class SearchSession:
         space = searched.spaces[0]
         held = workload if mix is None else replace(workload, context_len=1)  # how much of a load fits is the mix's to say
         limits = memory_limits(space, target.architecture, held, source.device)
+        asked_budget = request.training_budget_s
+        if run is None:
+            spent = request.time_budget_s if request.confirm and source.device.kind == "cpu" else None
+            request = replace(request, training_budget_s=budget_s(asked_budget or spent, source.device))
         arguments = request.arguments()
         described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
         reopened = run is not None
@@ -283,9 +307,13 @@ class SearchSession:
         )
         # A window that does not reach the end of an answer costs alpha there, also where it holds the context.
         scorer = scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
+        if request.training_budget_s is not None:  # runs of earlier versions knew none
+            scorer = with_budget(scorer, target.architecture, source.device, request.training_budget_s)
         if mix is not None:
             scorer = MixScorer(scorer, mix, source.device)
-        return cls(request, target, source, space, scorer, run, prior_words, asked_text, searched)
+        return cls(
+            request, target, source, space, scorer, run, prior_words, asked_text, searched, asked_budget is not None
+        )
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:

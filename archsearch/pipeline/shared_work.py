@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, TrainedDraft
-from archsearch.pipeline.mirror import Mirror
 from archsearch.search.claims import Claims, Task
 from archsearch.search.storage import open_storage, storage_errors
 
@@ -79,15 +78,11 @@ def train_job(job: Job, trainer: Trainer) -> float:
 
 
 class SharedWork:
-    """The jobs of one search, in its storage. `created`: of its run, so that another run of that name has jobs of its own;
-    `mirror`: its folder's copy, where others work in that."""
+    """The jobs of one search, in its storage. `created`: of its run, so that another run of that name has jobs of its own."""
 
-    def __init__(
-        self, storage: str, name: str, created: str, *, grace_s: float = TRAINING_GRACE_S, mirror: Mirror | None = None
-    ) -> None:
+    def __init__(self, storage: str, name: str, created: str, *, grace_s: float = TRAINING_GRACE_S) -> None:
         import optuna
 
-        self.mirror = mirror
         digest = hashlib.sha256(created.encode()).hexdigest()[:8]
         with storage_errors(storage):
             self.study = optuna.create_study(
@@ -104,13 +99,9 @@ class SharedWork:
 
     def finish(self, jobs: Sequence[Job], do: Callable[[Job], float]) -> None:
         """Post the jobs and do them together with whoever has joined; returns when all are done."""
-        if self.mirror is not None:
-            self.mirror.push()
         self.study.set_user_attr(POSTED, [job.to_dict() for job in jobs])
         self.claims.finish([self._task(job, do) for job in jobs])
         self.study.set_user_attr(POSTED, [])
-        if self.mirror is not None:
-            self.mirror.pull()
 
     def help_along(self, do: Mapping[JobKind, Callable[[Job], float]]) -> int:
         """Do posted jobs of the kinds in `do` for as long as the search lives; how many were done here."""
@@ -123,7 +114,7 @@ class SharedWork:
             time.sleep(POLL_S)
 
     def _task(self, job: Job, do: Callable[[Job], float]) -> Task:
-        return Task(job.key, {}, {}, lambda: _finished(do(job)), {"job": job.to_dict()})
+        return Task(job.key, lambda: _finished(do(job)), {"job": job.to_dict()})
 
 
 def _finished(value: float) -> FrozenTrial:

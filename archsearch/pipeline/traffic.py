@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.acceptance.terms import usual_tokens
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
@@ -15,7 +14,7 @@ from archsearch.pipeline.rounds_explained import engine_data
 from archsearch.traffic.held import held_by
 from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
-from archsearch.traffic.served import ServedPart, broken_limits, objective_of, serve_part
+from archsearch.traffic.served import ServedPart, broken_limits, objective_of, serve_part, training_tokens
 from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service
 from archsearch.traffic.traces import Request, Trace, read_trace
@@ -112,7 +111,8 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict
         seen = _simulated(item, served, trace, simulated) if part.requests_per_second is not None and simulated else None
         told.append({**served.to_dict(), "held": held[0], "held_alone": held[1], "simulated": seen})
     ranks = scorer.workload.tensor_parallel
-    broken = broken_limits(parts, mix, drafter, scorer.workload, usual_tokens(scorer.target))
+    tokens = training_tokens(scorer.context, drafter.parameters())
+    broken = broken_limits(parts, mix, drafter, scorer.workload, tokens)
     return {
         "draft": item.name,
         **engine_data(item.source),

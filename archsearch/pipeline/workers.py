@@ -1,20 +1,18 @@
 """Several processes do one search: `--workers N` here, `archsearch worker` from any machine that reaches the storage.
 
 Who starts a search announces it: a study of its own in the storage holds the arguments, the prior that it began with and what the
-user's text covers. A worker reads that, makes the same scorer, walks the same way and claims shapes (`search.claims`). A machine
-that prices shapes otherwise (another profile, another version) is refused. Where the search trains and its folder is reached, the
-worker then claims trainings and confirmations (`pipeline.shared_work`), whose files lie in that folder.
+user's text covers. A worker reads that, makes the same scorer and asks the same Optuna studies for shapes (`search.samplers`). A
+machine that prices shapes otherwise (another profile, another version) is refused. Where the search trains and its folder is
+reached, the worker then claims trainings and confirmations (`pipeline.shared_work`), whose files lie in that folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +22,6 @@ from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
 from archsearch.hardware.identify import check_claim, visible_gpus
 from archsearch.pipeline.executors import make_executor
-from archsearch.pipeline.mirror import Mirror
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, JobKind, SharedWork, train_job
 from archsearch.progress import say
@@ -44,9 +41,11 @@ def studies_of(session: SearchSession) -> list[str]:
     return [study_name(STUDY, identity_of(space, scorer, about)) for space in session.families.spaces]
 
 
-def announce(session: SearchSession, storage: str, mirror: Mirror | None = None) -> str:
-    """Write down what a worker needs to join; the name under which it is found. `mirror`: a copy of the run folder for workers
-    that do not see it. Raises ArchsearchError where another search has that name in the storage."""
+def announce(session: SearchSession, storage: str) -> str:
+    """Write down what a worker needs to join; the name under which it is found.
+
+    Raises ArchsearchError where another search has that name in the storage.
+    """
     import optuna
 
     name = session.run.path.name
@@ -59,7 +58,7 @@ def announce(session: SearchSession, storage: str, mirror: Mirror | None = None)
         "studies": studies_of(session),
         "created": session.run.info["created"],
         "home": f"{session.run.path.resolve()} {session.run.info['created']}",
-        **_work_of(session, mirror),
+        **_work_of(session),
     }
     with storage_errors(storage):
         study = optuna.create_study(storage=open_storage(storage), study_name=ANNOUNCED.format(name=name), load_if_exists=True)
@@ -76,7 +75,7 @@ def announce(session: SearchSession, storage: str, mirror: Mirror | None = None)
     return name
 
 
-def _work_of(session: SearchSession, mirror: Mirror | None) -> dict[str, Any]:
+def _work_of(session: SearchSession) -> dict[str, Any]:
     """Where the trainings of a search happen; nothing where it only ranks."""
     request = session.request
     if not request.confirm:
@@ -85,8 +84,6 @@ def _work_of(session: SearchSession, mirror: Mirror | None) -> dict[str, Any]:
     return {
         "folder": str(session.run.path.resolve()),
         "files": {name: None if path is None else str(path.resolve()) for name, path in files.items()},
-        "share": None if mirror is None else mirror.url,
-        "shared_files": {} if mirror is None else {name: mirror.take_in(path, name) for name, path in files.items()},
     }
 
 
@@ -128,16 +125,12 @@ def join(
                 f"this machine scores otherwise than the one that began {name}: another profile ({session.source.words}), or "
                 "another version of archsearch; pass the same --profile"
             )
-        shared, mirror = _shared_folder(told, folder), None
-        if shared is None and told.get("share"):
-            shared = Path(base) / "shared" / name
-            mirror = _copied(told, shared)
+        shared = _shared_folder(told, folder)
         result = search(session)
-        trained = 0 if shared is None else _train_along(told, storage, session, shared, name, mirror)
-        where = shared if mirror is None else without_password(mirror.url)
+        trained = 0 if shared is None else _train_along(told, storage, session, shared, name)
     return {
         "run": name,
-        "folder": None if where is None else str(where),
+        "folder": None if shared is None else str(shared),
         "trained_here": trained,
         "storage": without_password(storage),
         "trials": result.finished,
@@ -159,19 +152,7 @@ def _shared_folder(told: dict[str, Any], folder: Path | None) -> Path | None:
     return path
 
 
-def _copied(told: dict[str, Any], folder: Path) -> Mirror:
-    """A copy of the search's run folder out of the store that it names; prompts and texts lie in it too."""
-    mirror = Mirror(told["share"], folder)
-    mirror.pull()
-    if not (folder / "run.yaml").is_file() or open_run(folder).info["created"] != told["created"]:
-        raise ArchsearchError(f"{without_password(mirror.url)} does not hold the run that was announced; start its search again")
-    told["files"] = {name: None if file is None else str(folder / file) for name, file in told["shared_files"].items()}
-    return mirror
-
-
-def _train_along(
-    told: dict[str, Any], storage: str, session: SearchSession, folder: Path, name: str, mirror: Mirror | None
-) -> int:
+def _train_along(told: dict[str, Any], storage: str, session: SearchSession, folder: Path, name: str) -> int:
     """Claim trainings of the search, and confirmations where this is the device that it is for; how many jobs were done."""
     files = {name: None if path is None else Path(path) for name, path in told["files"].items()}
     least = int(open_run(folder).info.get("heldout_least", 0))
@@ -187,21 +168,13 @@ def _train_along(
         threads=min(known, asked) if known and asked else known,
     )
 
-    def copied(do: Callable[[Job], float], job: Job) -> float:
-        if mirror is not None:
-            mirror.pull()
-        value = do(job)
-        if mirror is not None:
-            mirror.push()  # before the claim says that it is done
-        return value
-
     def train(job: Job) -> float:
         trainer.texts.reread()  # more may have been written since the last one
         return train_job(job, trainer)
 
-    able: dict[JobKind, Callable[[Job], float]] = {"short": partial(copied, train), "full": partial(copied, train)}
+    able: dict[JobKind, Callable[[Job], float]] = {"short": train, "full": train}
     if can_confirm_beside(session):
-        able["confirm"] = partial(copied, lambda job: confirm_job(SearchSession.reopen(folder), job, trainer))
+        able["confirm"] = lambda job: confirm_job(SearchSession.reopen(folder), job, trainer)
     work = SharedWork(storage, name, told["created"])
     return work.help_along(able)
 
@@ -258,12 +231,11 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
     storage = storage if "://" in storage else str(Path(storage).resolve())  # workers may begin in another folder
     gpu = session.source.device.kind != "cpu" and request.confirm > 0  # scoring needs none
     executor = make_executor(request.executor, gpu)  # what is wrong with it is said before anything is announced
-    mirror = _mirror_of(session)
-    name = announce(session, storage, mirror)
+    name = announce(session, storage)
     with ExitStack() as stack:
         shared = None
         if request.confirm:
-            shared = SharedWork(storage, name, session.run.info["created"], mirror=mirror)
+            shared = SharedWork(storage, name, session.run.info["created"])
             stack.enter_context(shared.held())
         try:
             for number in range(1, request.workers):
@@ -273,18 +245,6 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
         finally:
             for words in executor.stop():
                 say(f"a worker ended early: {words}")
-
-
-def _mirror_of(session: SearchSession) -> Mirror | None:
-    """The copy of the run folder in the store of `--share`, up to date; None where nobody asked for one or nothing is trained."""
-    request, run = session.request, session.run
-    if not request.share or not request.confirm:
-        return None
-    digest = hashlib.sha256(run.info["created"].encode()).hexdigest()[:8]  # another run of that name has a copy of its own
-    mirror = Mirror(f"{request.share.rstrip('/')}/{run.path.name}-{digest}", run.path)
-    mirror.pull()  # what others did while this search was away
-    mirror.push()
-    return mirror
 
 
 def own_gpu(session: SearchSession, number: int) -> dict[str, str]:

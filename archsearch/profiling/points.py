@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.op_kinds import OP_KINDS
-from archsearch.architecture.ops import Elementwise, Op
+from archsearch.architecture.op_kinds import OP_KINDS, row_sizes
+from archsearch.architecture.ops import Op
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.timer import WeightPool
@@ -36,10 +36,8 @@ class Point:
     context: int = 256
 
     def shape(self) -> dict[str, Any]:
-        if isinstance(self.op, Elementwise) and self.op.width is None:  # rows made before there was a width keep their key
-            return {"name": self.op.name, "elements": self.op.elements}
         if self.op is not None:
-            return asdict(self.op)
+            return row_sizes(self.op)
         assert self.arch is not None
         return ForwardShape(self.arch, self.batch, self.tokens, self.context).to_dict()
 

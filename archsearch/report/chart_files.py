@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch import files
 from archsearch.report.chart_page import tick_names
 from archsearch.report.charts import INK, Chart, Series
+from archsearch.report.section import Section, Table, charts_of, tables_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,55 +29,74 @@ STYLE: Final[dict[Any, Any]] = {
 }  # fmt: skip
 _MARKERS: Final = {"circle": "o", "ring": "o", "diamond": "D", "cross": "x", "square": "s"}
 DPI: Final = 150
+LONG_NAME: Final = 40
 
 
-def write_files(folder: Path, charts: Sequence[Chart], page: str) -> list[Path]:
-    """Every chart as .svg, .png and .csv, every table of `page` as .csv; the paths. A name that two tables share is numbered."""
+def write_files(folder: Path, sections: Sequence[Section]) -> list[Path]:
+    """Every chart as .svg, .png and .csv, every table as .csv; the paths."""
     written = []
-    for chart in charts:
+    for chart in charts_of(sections):
         figure = drawn(chart)
         written += [write_picture(folder / f"{chart.key}.svg", figure), write_picture(folder / f"{chart.key}.png", figure)]
         path = folder / f"{chart.key}.csv"
         files.write_text(path, chart_csv(chart))
         written.append(path)
-    for name, rows in tables_of(page):
+    for name, table in named_tables(sections):
         path = folder / f"table-{name}.csv"
-        files.write_text(path, _csv(rows))
+        rows = [[" | ".join(filter(None, (cell.text, cell.below))) for cell in row] for row in table.cells]
+        files.write_text(path, _csv([table.header, *rows]))
         written.append(path)
     return written
 
 
+def named_tables(sections: Sequence[Section]) -> list[tuple[str, Table]]:
+    """Every table with a file name by the heading above it; a name that two share is numbered."""
+    counts: Counter[str] = Counter()
+    named = []
+    for heading, table in tables_of(sections):
+        name = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")[:60] or "table"
+        counts[name] += 1
+        named.append((name if counts[name] == 1 else f"{name}-{counts[name]}", table))
+    return named
+
+
 def write_picture(path: Path, figure: Figure) -> Path:
-    """The figure as SVG or PNG, by the path's ending."""
+    """The figure as SVG, PNG or PDF, by the path's ending."""
     import matplotlib
 
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": path.stem}), files.atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:], dpi=DPI, facecolor="white", metadata=metadata)
+        figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=DPI, facecolor="white", metadata=metadata)
     return path
 
 
-def drawn(chart: Chart, size: tuple[float, float] = (6.4, 4.4)) -> Figure:
-    """The chart as a matplotlib figure."""
+def drawn(*charts: Chart, size: tuple[float, float] = (6.4, 4.4)) -> Figure:
+    """The charts, one below the other, as a matplotlib figure; `size` in inches."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
     with matplotlib.rc_context(STYLE):
         figure = Canvas(figsize=size, layout="constrained")
-        axes = figure.add_subplot()
-        right = axes.twinx() if chart.right_label else axes
-        _draw_all(axes, right, chart)
-        axes.set(xlabel=chart.x_label, ylabel=chart.y_label, title=chart.title)
-        if chart.right_label:
-            right.grid(visible=False)
-            right.spines["right"].set_visible(True)
-            right.set_ylabel(chart.right_label)
-        if chart.level is not None:
-            axes.axhline(chart.level, color=TEXT, linewidth=1.0, linestyle=(0, (4, 3)))
-        _scales(axes, chart)
-        if sum(series.named for series in chart.series) > 1:
-            axes.legend(title=chart.legend_title or None, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+        for place, chart in enumerate(charts, start=1):
+            _draw_chart(figure.add_subplot(len(charts), 1, place), chart)
     return figure
+
+
+def _draw_chart(axes: Axes, chart: Chart) -> None:
+    right = axes.twinx() if chart.right_label else axes
+    _draw_all(axes, right, chart)
+    axes.set(xlabel=chart.x_label, ylabel=chart.y_label, title=chart.title)
+    if chart.right_label:
+        right.grid(visible=False)
+        right.spines["right"].set_visible(True)
+        right.set_ylabel(chart.right_label)
+    if chart.level is not None:
+        axes.axhline(chart.level, color=TEXT, linewidth=1.0, linestyle=(0, (4, 3)))
+    _scales(axes, chart)
+    names = [series.name for series in chart.series if series.named]
+    if len(names) > 1:
+        columns = 2 if max(map(len, names)) < LONG_NAME else 1  # two long ones leave the axes no room
+        axes.legend(title=chart.legend_title or None, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
 
 
 def _scales(axes: Axes, chart: Chart) -> None:
@@ -159,52 +179,3 @@ def _csv(rows: Sequence[Sequence[str]]) -> str:
         [f"'{cell}" if re.match(r"[=@\t\r]|[+-](?![\d.]|$)", cell) else cell for cell in row] for row in rows
     )
     return text.getvalue()
-
-
-def tables_of(page: str) -> list[tuple[str, list[list[str]]]]:
-    """(name, rows) of every table of a page; named by the heading above it."""
-    reader = _Tables()
-    reader.feed(page)
-    counts: dict[str, int] = {}
-    named = []
-    for heading, rows in reader.tables:
-        name = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")[:60] or "table"
-        counts[name] = counts.get(name, 0) + 1
-        named.append((name if counts[name] == 1 else f"{name}-{counts[name]}", rows))
-    return named
-
-
-class _Tables(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[tuple[str, list[list[str]]]] = []
-        self._heading, self._inside, self._quiet = "", "", False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("h2", "h3"):
-            self._heading, self._inside = "", tag
-        elif tag == "table":
-            self.tables.append((self._heading, []))
-        elif tag == "tr" and self.tables:
-            self.tables[-1][1].append([])
-        elif tag in ("td", "th") and self.tables and self.tables[-1][1]:
-            self.tables[-1][1][-1].append("")
-            self._inside = "cell"
-        elif tag == "small" and self._inside == "cell":
-            self.tables[-1][1][-1][-1] += " | "
-        elif tag in ("script", "style"):
-            self._quiet = True
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("h2", "h3", "td", "th"):
-            self._inside = ""
-        elif tag in ("script", "style"):
-            self._quiet = False
-
-    def handle_data(self, data: str) -> None:
-        if self._quiet:
-            return
-        if self._inside == "cell":
-            self.tables[-1][1][-1][-1] += data
-        elif self._inside:
-            self._heading += data

@@ -23,16 +23,6 @@ def web_file(name: str) -> str:
     return (files("archsearch.report") / "web" / name).read_text(encoding="utf-8")
 
 
-def figure_html(chart: Chart) -> str:
-    """The place of a chart in the page, with its title and caption; page.js draws into it."""
-    key, title = html.escape(chart.key, quote=True), html.escape(chart.title)
-    label = html.escape(f"{chart.title}. {chart.caption}", quote=True)
-    return (
-        f'<figure id="{key}"><h3>{title}</h3><div class="chart" data-chart="{key}" role="img" aria-label="{label}"></div>'
-        f"<figcaption>{html.escape(chart.caption)}</figcaption></figure>"
-    )
-
-
 def scripts(charts: Sequence[Chart], nonce: str) -> str:
     """Everything that draws `charts`: their data, plotly, and what puts them together. Data of files cannot end a script."""
     if not charts:

@@ -66,27 +66,6 @@ class Chart:
     legend_title: str = ""
 
 
-class Figures:
-    """The charts of one page, in its order; each is added where it stands."""
-
-    def __init__(self) -> None:
-        self.charts: list[Chart] = []
-
-    def add(self, chart: Chart | None) -> str:
-        """The chart's place in the page; "" for none."""
-        from archsearch.report.chart_page import figure_html
-
-        if chart is None:
-            return ""
-        self.charts.append(chart)
-        return figure_html(chart)
-
-    def grid(self, charts: Sequence[Chart | None]) -> str:
-        """Several side by side, where the page is wide enough; "" for none."""
-        places = "".join(self.add(chart) for chart in charts)
-        return f'<div class="plots">{places}</div>' if places else ""
-
-
 def depth_colour(position: float) -> str:
     """0..1 -> a colour out of DEPTHS, mixed linearly."""
     place = max(0.0, min(1.0, position)) * (len(DEPTHS) - 1)

@@ -1,46 +1,85 @@
-"""A comparison of runs: a section of a report, and a page of its own."""
+"""A comparison of runs: what `compare` prints, a section of a report, and a page of its own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any, Final
 
-from archsearch.report.charts import SERIES, Chart, Figures, Series
-from archsearch.report.tables import html_note, html_table, text_cell
-from archsearch.report.terminal.compare import LEAD, NOTHING_DIFFERS, WINNER, differing_rows, lead_rows, winner_rows
-from archsearch.runs.fields import number
+from archsearch.estimate import number
+from archsearch.report.charts import SERIES, Chart, Series
+from archsearch.report.phrases import millions
+from archsearch.report.section import Section, Table, text_cell
 
-_TERMS: Final = {"tau": "tokens a round", "draft_s": "drafting", "verify_s": "verification", "overhead_s": "what the engine adds"}
+_TERMS: Final = {
+    "tau": "tokens a round", "draft_s": "drafting", "verify_s": "verification", "overhead_s": "what the engine adds",
+}  # fmt: skip
+_WINNER: Final = (
+    "run", "draft", "params", "gamma", "alpha", "tau", "draft ms", "verify ms", "plain ms", "predicted", "measured",
+)  # fmt: skip
+_LEAD: Final = ("conditions", "first's", "second's", "lead", "tokens", "drafting", "verifying", "engine")
 
 
 def checked_comparison(data: Any) -> dict[str, Any]:
     """compare.json of a run, as `Comparison.to_dict` made it. Raises one of WRONG_SHAPE for what is none."""
     try:
-        compare_section(data, Figures())
+        compare_section(data)
     except OverflowError as error:
         raise ValueError(f"a lead beyond all numbers ({error})") from error
     return dict(data)
 
 
-def compare_section(data: Mapping[str, Any], figures: Figures | None = None) -> str:
-    """`<section>` of what `Comparison.to_dict` says; every name in it is escaped. `figures`: of the page it stands in."""
-    differing = differing_rows(data)
-    parts = ["<section id='compare'><h2>Runs side by side</h2>"]
-    parts.append(_table(["", *data["runs"]], differing) if differing else f"<p>{NOTHING_DIFFERS}</p>")
-    parts += ["<h3>Winners</h3>", _table(WINNER, winner_rows(data))]
-    parts += [html_note(f"{note}.") for note in data["notes"]]
-    for place, pair in enumerate(data["pairs"], start=1):
-        parts.append(f"<p>{escape(pair['words'])}</p>")
-        if pair["here"] is not None:
-            parts.append(_table(LEAD, lead_rows(pair)))
-            parts.append("" if figures is None else figures.add(_chart(pair, place)))
-    return "\n".join([*filter(None, parts), "</section>"])
+def compare_section(data: Mapping[str, Any]) -> Section:
+    """Conditions that differ, the winners, and each pair by term and by condition, from `Comparison.to_dict`."""
+    conditions, differing = data["conditions"], data["differing"]
+    same = [f"{name} {conditions[name][0]}" for name in conditions if name not in differing and conditions[name][0]]
+    rows = [[name, *(value or "-" for value in conditions[name])] for name in differing]
+    winners = [_winner(run, winner) for run, winner in zip(data["runs"], data["winners"], strict=True)]
+    notes = [f"{note}." for note in data["notes"]]
+    return Section(
+        "Runs side by side",
+        [] if differing else ["Nothing that was asked differs."],
+        [_table(["what differs", *data["runs"]], rows)] if differing else [],
+        notes=[f"The same in all: {', '.join(same)}."] if same else [],
+        parts=[
+            Section("Winners", tables=[_table(_WINNER, winners)], notes=notes),
+            *(_pair(pair, place) for place, pair in enumerate(data["pairs"], start=1)),
+        ],
+    )
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return html_table(header, [[text_cell(row[0], wrap=True), *row[1:]] for row in rows])
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(header, [[text_cell(row[0], wrap=True), *row[1:]] for row in rows])
+
+
+def _winner(run: str, winner: Mapping[str, Any]) -> list[str]:
+    measured = winner["measured"]
+    return [
+        run, winner["label"], millions(winner["parameters"]), str(winner["gamma"]), f"{winner['alpha']:.2f}",
+        f"{winner['tau']:.2f}", *(f"{1e3 * winner[name]:.2f}" for name in ("draft_s", "verify_s", "decode_s")),
+        f"{winner['speedup']:.2f}x±{winner['std']:.2f}", "-" if measured is None else f"{measured:.2f}x",
+    ]  # fmt: skip
+
+
+def _pair(pair: Mapping[str, Any], place: int) -> Section:
+    """One run's winner beside another's: under the first's conditions, with one of the second's in
+    place, under the second's."""
+    if pair["here"] is None:
+        return Section(words=[pair["words"]])
+    rows = [
+        _lead(f"{pair['first']}'s", pair["here"]),
+        *(_lead(f"{swap['factor']} {swap['after'] or '-'}", swap["lead"], swap["why"]) for swap in pair["swaps"]),
+        _lead(f"{pair['second']}'s", pair["there"]),
+    ]
+    return Section(words=[pair["words"]], tables=[_table(_LEAD, rows)], charts=[_chart(pair, place)])
+
+
+def _lead(what: str, lead: Mapping[str, Any] | None, why: str = "") -> list[str]:
+    if lead is None:
+        return [what, "-", "-", why[:60], "", "", "", ""]
+    logs = (lead["total"], *(lead["terms"][name] for name in _TERMS))
+    percents = [f"{100 * math.expm1(value):+.1f} %" for value in logs]
+    return [what, f"{lead['first']:.2f}x", f"{lead['second']:.2f}x", *percents]
 
 
 def _chart(pair: Mapping[str, Any], place: int) -> Chart:

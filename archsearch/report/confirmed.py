@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 from archsearch.estimate import Estimate
 from archsearch.report.phrases import MANTISSA_BITS, identity_words, slowdown_words, unprofiled_words
 from archsearch.report.reading import Shown
-from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import as_estimate
 from archsearch.runs.terms import REST
@@ -74,31 +73,29 @@ def _shares(confirmed: Confirmed) -> dict[str, float]:
     return terms.shares(error) if terms and error is not None else {}
 
 
-def section_confirmed(item: Shown) -> str:
+def section_confirmed(item: Shown) -> Section:
     """What was predicted beside what the engine measured, term by term."""
     assert item.confirmed is not None
     confirmed, data = item.confirmed, item.confirmed.record
     gains = f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {data.get('dtype', '')}"
     counted = ", ".join(f"{data[key]:,} {key}" for key in ("prompts", "tokens", "rounds") if isinstance(data.get(key), int))
     label = item.score.label()
-    parts = [f"<h2>Predicted beside measured: rank {item.rank}</h2>", html_note(f"{label}; {gains}; {counted}.")]
+    doubts = []
     if item.stale:
-        stale = "The draft was trained further after this confirmation; the figures are of the weights before."
-        parts.append(f"<p><strong>{stale}</strong></p>")
+        doubts.append("The draft was trained further after this confirmation; the figures are of the weights before.")
     if confirmed.undecided is not None:
-        doubt = f"Not decided: {confirmed.undecided}. Confirm it again with nothing else running."
-        parts.append(f"<p><strong>{html.escape(doubt)}</strong></p>")
+        doubts.append(f"Not decided: {confirmed.undecided}. Confirm it again with nothing else running.")
     if unprofiled_words(data):
-        parts.append(f"<p><strong>{html.escape(unprofiled_words(data))}</strong></p>")
+        doubts.append(unprofiled_words(data))
+    notes = [_terms_note(confirmed)]
     if data.get("prompts_seen"):
-        parts.append(html_note(f"Not on unseen prompts: {data['prompts_seen']}."))
-    parts += [_term_table(confirmed), html_note(_terms_note(confirmed))]
+        notes.insert(0, f"Not on unseen prompts: {data['prompts_seen']}.")
     if data.get("slowdown") is not None:
         slower = f"{data['slowdown']:.2f} times slower than the profile's reference"
-        parts.append(html_note(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it."))
+        notes.append(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it.")
     if data.get("speedup_pooled") is not None:
-        parts.append(html_note(f"With prefill the measured speed-up is {data['speedup_end_to_end']:.2f}x, pooled."))
-    parts.append(_position_table(item, confirmed))
+        notes.append(f"With prefill the measured speed-up is {data['speedup_end_to_end']:.2f}x, pooled.")
+    parts = [_positions(item, confirmed)]
     categories = data.get("categories") or {}
     if categories:
         rows: list[list[Cell | str]] = [
@@ -106,7 +103,7 @@ def section_confirmed(item: Shown) -> str:
             for name, row in categories.items()
         ]
         header = ("category", "prompts", "alpha", "tau, tokens", "speed-up, median")
-        parts += ["<h3>By category of prompts, measured</h3>", html_table(header, rows)]
+        parts.append(Section("By category of prompts, measured", tables=[Table(header, rows)]))
     if confirmed.other_gammas:
         rows = [
             [str(row.gamma), value_cell(row.speedup, 2, unit="x"), _pooled(row), f"{row.predicted_speedup.value:.2f}x",
@@ -123,16 +120,22 @@ def section_confirmed(item: Shown) -> str:
             "tau measured, tokens",
             "tokens/s measured",
         )
-        parts += ["<h3>Other gammas, same prompts</h3>", html_table(measures, rows)]
-    parts.append(_identity_part(data))
-    return "\n".join(part for part in parts if part)
+        parts.append(Section("Other gammas, same prompts", tables=[Table(measures, rows)]))
+    return Section(
+        f"Predicted beside measured: rank {item.rank}",
+        [f"{label}; {gains}; {counted}."],
+        [_term_table(confirmed)],
+        notes=notes,
+        doubts=doubts,
+        parts=[*parts, _identity_part(data)],
+    )
 
 
 def _pooled(row: Confirmed) -> str:
     return "-" if row.pooled is None else f"{row.pooled:.2f}x" + ("; not decided" if row.undecided is not None else "")
 
 
-def _term_table(confirmed: Confirmed) -> str:
+def _term_table(confirmed: Confirmed) -> Table:
     data, predicted = confirmed.record, confirmed.predicted
     terms: list[tuple[str, Estimate | None, Estimate | None, float, int]] = []
     shares = _shares(confirmed)
@@ -180,24 +183,21 @@ def _term_table(confirmed: Confirmed) -> str:
     last: list[Cell | str] = [text_cell("tokens/s: target alone, with draft"), "", Cell(rates, "measured"), "", ""]
     rows.append([*last, ""] if shares else last)
     header = ("term", "predicted", "measured", "relative error", "in std", *(["part of the speed-up's error"] if shares else []))
-    return html_table(header, rows)
+    return Table(header, rows)
 
 
-def _position_table(item: Shown, confirmed: Confirmed) -> str:
+def _positions(item: Shown, confirmed: Confirmed) -> Section:
     measured, alpha = confirmed.accepted_by_position, confirmed.alpha.value
     if not measured:
-        return ""
+        return Section()
     closed = accepted_by_position([alpha] * len(measured))
     header = ["acceptance by position", *(str(i) for i in range(1, len(measured) + 1))]
     rows: list[list[Cell | str]] = [[text_cell("measured in the engine"), *(f"{share:.3f}" for share in measured)]]
     if len(item.replayed) == len(measured):
         rows.append([text_cell("replay of held-out text"), *(f"{share:.3f}" for share in item.replayed)])
     rows.append([text_cell(f"closed form, alpha^i with alpha {alpha:.3f}"), *(f"{share:.3f}" for share in closed)])
-    return (
-        "<h3>Acceptance by position in the block</h3>"
-        + html_table(header, rows)
-        + html_note("Share of rounds in which position i was accepted (all before it were too).")
-    )
+    note = "Share of rounds in which position i was accepted (all before it were too)."
+    return Section("Acceptance by position in the block", tables=[Table(header, rows)], notes=[note])
 
 
 _GAPS: Final = (
@@ -207,9 +207,9 @@ _GAPS: Final = (
 )
 
 
-def _identity_part(data: Mapping[str, Any]) -> str:
+def _identity_part(data: Mapping[str, Any]) -> Section:
     identity = data.get("identical_output")
-    parts = ["<h3>Is the output the target's own?</h3>", f"<p>{html.escape(identity_words(data))}</p>"]
+    title, words = "Is the output the target's own?", [identity_words(data)]
     differences = identity.get("differences") if isinstance(identity, Mapping) else None
     if differences:
         bits = MANTISSA_BITS.get(str(data.get("dtype")))
@@ -222,5 +222,5 @@ def _identity_part(data: Mapping[str, Any]) -> str:
             rows.append([text_cell(row["prompt_id"]), str(row["position"]), str(row["alone_token"]), str(row["draft_token"]),
                          "-" if gap is None else f"{gap:+.4f}", steps])  # fmt: skip
         header = ("prompt", "first different token", "token alone", "token with draft", "logit gap", "in rounding steps")
-        parts += [html_table(header, rows), html_note(_GAPS)]
-    return "\n".join(parts)
+        return Section(title, words, [Table(header, rows)], notes=[_GAPS])
+    return Section(title, words)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
-from archsearch.files import atomic_path
-from archsearch.report.chart_files import STYLE
-from archsearch.report.charts import SERIES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from archsearch.report.charts import SERIES, Chart, Scale, Series
 
 FORMATS: Final = (".svg", ".png", ".pdf")
 LABELS: Final = {
@@ -21,7 +16,6 @@ LABELS: Final = {
     "gamma": "gamma, draft tokens a round",
     "alpha": "alpha, acceptance",
 }
-ON_WHITE: Final = "#222222"
 
 
 def check_plot(path: Path) -> None:
@@ -31,46 +25,42 @@ def check_plot(path: Path) -> None:
 
 
 def plot_curves(result: Mapping[str, Any], path: Path) -> None:
-    """Write the picture: speed-up above (band: 5 to 95 %; dotted: alpha = 1), throughput below (dashed: without a draft)."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    """Write the picture: speed-up above (band: 5 to 95 %; dashed: every token accepted), throughput below
+    (dashed: without a draft)."""
+    from archsearch.report.chart_files import drawn, write_picture
 
     check_plot(path)
+    gains: list[Series] = []
+    rates: list[Series] = []
+    engines = len({item["served"] for item in result["curves"]})
+    for number, item in enumerate(result["curves"]):
+        engine = f", {item['engine']} {item['engine_version'] or ''}".rstrip() if engines > 1 else ""
+        name, colour = item["draft"] + engine, SERIES[number % len(SERIES)]
+        points = item["points"]
+        xs = tuple(point["x"] for point in points)
+        found = [point["speedup"] for point in points]
+        low, high = (tuple(gain.get(end) or gain["value"] for gain in found) for end in ("low", "high"))
+        values = tuple(gain["value"] for gain in found)
+        symbol: Any = "circle" if len(xs) < 40 else None
+        gains.append(Series(name, xs, values, "line", colour, low, high, band=True, symbol=symbol, size=4.0))
+        rates.append(Series(name, xs, _values(points, "tokens_per_s"), "line", colour, symbol=None))
+        alone = _values(points, "plain_tokens_per_s")
+        ideal = tuple(point["ideal"] for point in points)
+        for series, dashed in ((gains, ideal), (rates, alone)):
+            series.append(Series(name, xs, dashed, "line", colour, dashed=True, symbol=None, named=False))
     axis = result["sweep"]
-    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
-    style: Any = {**STYLE, **dict.fromkeys(inked, ON_WHITE)}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(7.0, 7.0), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        engines = len({item["served"] for item in result["curves"]})
-        for number, item in enumerate(result["curves"]):
-            name = item["draft"] + (f", {item['engine']} {item['engine_version'] or ''}".rstrip() if engines > 1 else "")
-            _draw(above, below, item, SERIES[number % len(SERIES)], name)
-        above.axhline(1.0, color=ON_WHITE, linewidth=1.0, linestyle=(0, (4, 3)))
-        above.set(ylabel="speed-up, x", title=f"{result['target']} on {result['device']}")
-        below.set(ylabel="tokens per second, all requests", xlabel=LABELS[axis])
-        if axis in ("batch", "context"):
-            below.set_xscale("log", base=2)
-            below.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        above.legend(title="band: 5 to 95 %; dotted: every token accepted", title_fontsize=8)
-        below.legend(title="dashed: without a draft", title_fontsize=8)
-        with atomic_path(path) as unfinished:
-            figure.savefig(unfinished, format=path.suffix[1:].lower(), metadata={"Date": None} if path.suffix == ".svg" else None)
+    scale: Scale = "log2" if axis in ("batch", "context") else "linear"
+    title = f"{result['target']} on {result['device']}"
+    above = Chart(
+        "speedup", title, "", LABELS[axis], "speed-up, x", tuple(gains), scale, level=1.0,
+        legend_title="band: 5 to 95 %; dashed: every token accepted",
+    )  # fmt: skip
+    below = Chart(
+        "throughput", "", "", LABELS[axis], "tokens per second, all requests", tuple(rates), scale,
+        legend_title="dashed: without a draft",
+    )  # fmt: skip
+    write_picture(path, drawn(above, below, size=(7.0, 8.4)))
 
 
-def _draw(above: Axes, below: Axes, item: Mapping[str, Any], colour: str, name: str) -> None:
-    points = item["points"]
-    xs = [point["x"] for point in points]
-    gains = [point["speedup"] for point in points]
-    above.plot(xs, [gain["value"] for gain in gains], color=colour, label=name, marker="." if len(xs) < 40 else "")
-    above.fill_between(
-        xs,
-        [gain.get("low") or gain["value"] for gain in gains],
-        [gain.get("high") or gain["value"] for gain in gains],
-        color=colour,
-        alpha=0.15,
-        linewidth=0.0,
-    )
-    above.plot(xs, [point["ideal"] for point in points], color=colour, linestyle=":", linewidth=1.2)
-    below.plot(xs, [point["tokens_per_s"]["value"] for point in points], color=colour, label=name)
-    below.plot(xs, [point["plain_tokens_per_s"]["value"] for point in points], color=colour, linestyle="--", linewidth=1.0)
+def _values(points: Any, name: str) -> tuple[float, ...]:
+    return tuple(point[name]["value"] for point in points)

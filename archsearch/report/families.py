@@ -12,10 +12,10 @@ from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.progress import human_time
-from archsearch.report.charts import SERIES, Chart, Figures, Series, bounds
+from archsearch.report.charts import SERIES, Chart, Series, bounds
 from archsearch.report.headline import Headline
 from archsearch.report.phrases import shell_path
-from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
 from archsearch.runs.families import EngineComparison, FamilyRow
 from archsearch.runs.run import Run
 
@@ -25,11 +25,10 @@ _COMPARED: Final = ("drafter", "gamma", "tokens a round, predicted", "measured",
                     "round, ms", "same text")  # fmt: skip
 
 
-def section_families(rows: Sequence[FamilyRow], compared: Sequence[EngineComparison], figures: Figures) -> str:
-    """The best of each family and, engine by engine, drafters side by side; "" where there is neither."""
-    parts = [_found(rows)] if len(rows) > 1 else []
-    parts += [_compared(item, figures) for item in compared if item.rows]
-    return "\n".join(["<h2>Families of drafters</h2>", *parts]) if parts else ""
+def section_families(rows: Sequence[FamilyRow], compared: Sequence[EngineComparison]) -> Section:
+    """The best of each family and, engine by engine, drafters side by side; empty where there is neither."""
+    parts = [found_section(rows)] if len(rows) > 1 else []
+    return Section("Families of drafters", parts=[*parts, *(_compared(item) for item in compared if item.rows)])
 
 
 def with_heads(head: Headline, run: Run, rows: Sequence[FamilyRow], compared: Sequence[EngineComparison]) -> Headline:
@@ -84,17 +83,20 @@ def title_of(name: str) -> str:
     return family_class(name).title
 
 
-def _found(rows: Sequence[FamilyRow]) -> str:
+def found_section(rows: Sequence[FamilyRow]) -> Section:
+    """The best of each family after training, with what it cost."""
     cells: list[list[Cell | str]] = [
         [
-            text_cell(title_of(row.family), f"rank {row.rank}" if row.rank else ""), text_cell(row.label, row.note),
+            text_cell(title_of(row.family), f"rank {row.rank}" if row.rank else ""), text_cell(row.label),
             _training(row), str(row.gamma), value_cell(row.tau), value_cell(row.speedup, 2, unit="x"),
         ]
         for row in rows
     ]  # fmt: skip
     words = f"Acceptance measured on {rows[0].measured_on}, time predicted, by predicted speed-up."
     states = " States: reading the target's states of the text, once for all heads that read the same layers."
-    return html_table(_FOUND, cells, 0) + html_note(words + (states if any(row.states_s >= 1.0 for row in rows) else ""))
+    note = words + (states if any(row.states_s >= 1.0 for row in rows) else "")
+    own = [f"{title_of(row.family)}: {row.note}." for row in rows if row.note]
+    return Section("The best of each family", tables=[Table(_FOUND, cells, 0)], notes=[note, *own])
 
 
 def _training(row: FamilyRow) -> Cell:
@@ -103,7 +105,7 @@ def _training(row: FamilyRow) -> Cell:
     return Cell(human_time(row.seconds), f"states {human_time(row.states_s)}" if row.states_s >= 1.0 else "")
 
 
-def _compared(item: EngineComparison, figures: Figures) -> str:
+def _compared(item: EngineComparison) -> Section:
     engine = engine_title(item.engine)
     cells: list[list[Cell | str]] = [
         [
@@ -115,8 +117,13 @@ def _compared(item: EngineComparison, figures: Figures) -> str:
     ]  # fmt: skip
     alone = "" if item.alone is None else f" Alone {item.alone:.1f} tokens/s."
     note = f"{item.prompts} prompts in {engine}, {item.dtype}, each with every drafter in turn.{alone} {order_words(item)}"
-    parts = [f"<h3>Side by side in {engine}</h3>", html_table(_COMPARED, cells), html_note(note.strip())]
-    return "\n".join([*parts, figures.add(_chart(item, engine))])
+    chart = _chart(item, engine)
+    return Section(
+        f"Side by side in {engine}",
+        tables=[Table(_COMPARED, cells)],
+        charts=[chart] if chart is not None else [],
+        notes=[note.strip()],
+    )
 
 
 def order_words(item: EngineComparison) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from archsearch.report.charts import SERIES, Chart, Figures, Series, bounds
-from archsearch.report.tables import Cell, html_note, html_table, text_cell
+from archsearch.report.charts import SERIES, Chart, Series, bounds
+from archsearch.report.section import Cell, Section, Table, text_cell
 from archsearch.runs.curves import SWEPT, Bar, Curve, Curves, Point, Swept
 
 _AXES: Final[dict[Swept, tuple[str, str]]] = {  # title, axis
-    "batch": ("Speed-up against batch size", "sequences in a batch"),
+    "batch": ("Speed-up of each family against batch size", "sequences in a batch"),
     "context": ("Speed-up against context", "tokens in the KV cache"),
     "alpha": ("Speed-up against alpha", "alpha, chance that a draft token is accepted"),
     "gamma": ("Speed-up against gamma", "gamma, draft tokens per verification"),
@@ -20,19 +19,28 @@ _AXES: Final[dict[Swept, tuple[str, str]]] = {  # title, axis
 _COUNTED: Final = ("batch", "gamma")  # whole numbers: the last one at which it pays
 
 
-def section_elsewhere(curves: Curves | None, figures: Figures) -> str:
-    """How the best ranks would do elsewhere, and where speculation stops paying; says what is missing."""
+def section_elsewhere(curves: Curves | None) -> Section:
+    """How the best would do at other contexts, alphas and gammas, and where speculation stops paying; says what is missing."""
     if curves is None:
-        return ""
-    parts = ["<h2>At other batch sizes, contexts, alphas and gammas</h2>"]
+        return Section()
     swept = {name: curves.sweeps.get(name, ()) for name in SWEPT}
     words = [line for name in SWEPT if (line := stops_words(name, swept[name]))]
-    if words:
-        parts.append("<h3>Where speculation stops paying (rank 1, predicted)</h3>")
-        parts.append("<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in words) + "</ul>")
-    parts.append(figures.grid([_sweep_chart(name, swept[name]) for name in SWEPT if swept[name]]))
-    parts += [html_note(f"Missing. {note}") for note in curves.notes]
-    return "\n".join(part for part in parts if part)
+    stops = Section("Where speculation stops paying (rank 1, predicted)", words)
+    drawn = [_sweep_chart(name, swept[name]) for name in SWEPT if name != "batch"]
+    return Section(
+        "At other contexts, alphas and gammas",
+        charts=list(filter(None, drawn)),
+        notes=[f"Missing. {note}" for note in curves.notes],
+        parts=[stops],
+    )
+
+
+def section_batch(curves: Curves | None) -> Section:
+    """The drafters of the ranking over batch size; empty without curves."""
+    drawn = curves.sweeps.get("batch", ()) if curves is not None else ()
+    chart, stops = _sweep_chart("batch", drawn), stops_words("batch", drawn).partition(": ")[2]
+    notes = [f"Rank 1, predicted: {stops}"] if stops else []
+    return Section("Over batch size", charts=[chart], notes=notes) if chart else Section()
 
 
 def stops_words(name: Swept, curves: Sequence[Curve]) -> str:
@@ -40,14 +48,25 @@ def stops_words(name: Swept, curves: Sequence[Curve]) -> str:
     points = curves[0].points if curves else ()
     if not points:
         return ""
-    what = _AXES[name][0].removeprefix("Speed-up against ")
+    what = _AXES[name][0].partition(" against ")[2]
     at, first, last = curves[0].crossing(), points[0], points[-1]
     if at is None:
         pays = "pays" if last.speedup.value > 1.0 else "does not pay"
-        return f"{what}: it {pays} anywhere from {_place(name, first.x)} to {_place(name, last.x)}; farther was not foretold."
+        text = f"{what}: it {pays} anywhere from {_place(name, first.x)} to {_place(name, last.x)}; not computed beyond."
+        return text + (_edge_words(name, curves[0]) if pays == "pays" else "")
     if first.speedup.value < 1.0:
         return f"{what}: it pays from {_place(name, math.ceil(at) if name in _COUNTED else at)} on."
-    return f"{what}: it pays up to {_place(name, math.floor(at) if name in _COUNTED else at)}."
+    return f"{what}: it pays up to {_place(name, math.floor(at) if name in _COUNTED else at)}." + _edge_words(name, curves[0])
+
+
+def _edge_words(name: Swept, curve: Curve) -> str:
+    """Where a curve that pays at its start stops doing so by the lower end of its interval; "" where that is not before."""
+    edge, first = curve.crossing(edge=True), curve.points[0].speedup
+    if (first.value - first.std if first.low is None else first.low) < 1.0:
+        return " Nowhere for sure: the lower edge of its interval lies below 1x from the start."
+    if edge is None:
+        return ""
+    return f" The lower edge of its interval falls below 1x at {_place(name, math.ceil(edge) if name in _COUNTED else edge)}."
 
 
 def _place(name: Swept, x: float) -> str:
@@ -89,10 +108,10 @@ def _point_words(name: Swept, curve: Curve, point: Point) -> str:
     return f"{curve.label}<br>{_place(name, point.x)}: {gain.value:.2f}x ± {gain.std:.2f}, gamma {point.gamma}"
 
 
-def section_time(curves: Curves | None, figures: Figures) -> str:
+def section_time(curves: Curves | None) -> Section:
     """Where the time of a round, of its passes and of one layer goes, draft beside target."""
     if curves is None or not curves.rounds:
-        return ""
+        return Section()
     at = curves.at
     where = f"batch size {at['batch_size']}, context {at['context']}, gamma {at['gamma']}"
     alone = "Ops as the profile prices each alone, weights out of memory. "
@@ -110,11 +129,9 @@ def section_time(curves: Curves | None, figures: Figures) -> str:
         for bar in (*curves.rounds, *curves.passes, *curves.layers)
         for term, seconds in bar.terms.items()
     ]
-    table = html_table(("what", "term", "ms", "share"), rows)
-    return "\n".join([
-        "<h2>Where the time goes</h2>", figures.grid(charts),
-        f"<details><summary>The same as a table</summary>{table}</details>",
-    ])  # fmt: skip
+    table = Table(("what", "term", "ms", "share"), rows)
+    folded = Section("The same as a table", tables=[table], folded=True)
+    return Section("Where the time goes", charts=list(filter(None, charts)), parts=[folded])
 
 
 def _share(seconds: float, bar: Bar) -> str:
@@ -133,11 +150,11 @@ def _bars_chart(key: str, title: str, bars: Sequence[Bar], caption: str) -> Char
     return Chart(f"time-{key}", title, caption, "", "ms", series, stacked=True, y_from_zero=True)
 
 
-def section_why(curves: Curves | None) -> str:
-    """What the first rank wins by, against the best of another width and of another depth; "" where there is no rival."""
+def section_why(curves: Curves | None) -> Section:
+    """What the first rank wins by, against the best of another width and of another depth; empty where there is no rival."""
     rivals = curves.rivals if curves is not None else ()
     if not rivals:
-        return ""
+        return Section()
     roles: dict[str, list[str]] = {}
     for rival in rivals:
         roles.setdefault(str(rival["label"]), []).append(_DIMENSIONS.get(str(rival.get("dimension")), ""))
@@ -155,11 +172,11 @@ def section_why(curves: Curves | None) -> str:
         " Below zero: the rival is predicted to be faster; rank 1 stands first because it was trained or run." if slower else ""
     )
     header = ("rival", "its speed-up", "by tokens a round", "by a round's time", "together", "one std", "why alpha differs")
-    return "\n".join([
-        "<h2>Why this one won</h2>", html_table(header, rows),
-        html_note("What rank 1 gains over the best draft of another width and of another depth: more tokens accepted in a round, "
-                  "or less time for it. Less than one std: the error bars cannot tell them apart." + behind),
-    ])  # fmt: skip
+    note = (
+        "What rank 1 gains over the best draft of another width and of another depth: more tokens accepted in a round, "
+        "or less time for it. Less than one std: the error bars cannot tell them apart." + behind
+    )
+    return Section("Why this one won", tables=[Table(header, rows, brief=header[:-1])], notes=[note])
 
 
 _DIMENSIONS: Final = {"hidden_size": "width", "num_hidden_layers": "depth"}

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, engine_title
@@ -16,11 +17,13 @@ from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
     identity_words,
+    interval,
     millions,
     round_words,
     shell_path,
     speedup_words,
     unprofiled_words,
+    verdict,
 )
 from archsearch.report.reading import Shown, complete_trials, target_shape
 from archsearch.runs.confirmed import Confirmed
@@ -59,20 +62,16 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     lead = found[0]
     score, gain = lead.score, lead.score.speedup
     load = _own_load(run, lead)
-    believed, how, pays = gain, "predicted", "should pay"
+    believed, how, timed = gain, "predicted", False
     if load is not None:
         believed = load.best(_batch_size(run)).speedup
-        how, pays = "measured under load", "pays"
+        how, timed = "measured under load", True
         if load.synthetic:  # what acceptance the draft will reach stays as unsure as it was
             believed = Estimate(believed.value, math.hypot(believed.std, gain.std), gain.source)
-            how, pays = "with synthetic acceptance", "should pay"
-    clear = abs(believed.value - 1.0) > 2 * believed.std
+            how, timed = "with synthetic acceptance", False
     where = f"for {target} on {device}" + ("" if score.mix is None else " over the mix of work")
-    if believed.value > 1.0:
-        answer = f"Speculation {pays if clear else 'may pay'} {where}: {believed.value:.2f}x {how}"
-    else:
-        at_best = " at best" if load is None else ""
-        answer = f"Speculation {'does not' if clear else 'probably does not'} pay {where}: {believed.value:.2f}x {how}{at_best}"
+    at_best = " at best" if load is None and believed.value <= 1.0 else ""
+    answer = f"Speculation {verdict(believed, measured=timed)} {where}: {believed.value:.2f}x {how}{at_best}"
     alpha = score.alpha
     lines = [
         _draft_words(lead, score.gamma),
@@ -80,7 +79,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
         f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation{_shape_words(believed)})"
-        + ("" if clear else "; 1x, no gain, lies within two of them")
+        + ("; 1x, no gain, lies inside" if verdict(believed) == "may pay" else "")
         + f". Weakest part: {believed.source} ({SOURCES[believed.source]})."
         + ("" if load is None else f" Predicted: {gain.value:.2f}x ± {gain.std:.2f}."),
         f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source}); {break_even_words(score)}.",
@@ -95,6 +94,8 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         lines.append(
             "Not confirmed: this draft has no weights yet; how often its tokens are accepted is prediction from its shape."
         )
+    elif hub_id := _hub_id(lead):
+        lines.append(f"Not confirmed: {hub_id} exists; how much of it is accepted is predicted.")
     else:
         lines.append("Not confirmed: no draft has weights yet; all of this is prediction from shapes.")
     ties = [str(item.rank) for item in found if item.group == lead.group and item is not lead]
@@ -114,8 +115,9 @@ def with_text(head: Headline, text: TextVerdict | None) -> Headline:
 
 
 def _shape_words(gain: Estimate) -> str:
-    """The 5 and 95 % quantiles, where they are known: a std says nothing of how tau leans."""
-    return "" if gain.low is None or gain.high is None else f"; 5 to 95 %: {gain.low:.2f}x to {gain.high:.2f}x"
+    """The 5 and 95 % quantiles: a std says nothing of how tau leans."""
+    low, high = interval(gain)
+    return f"; 5 to 95 %: {low:.2f}x to {high:.2f}x"
 
 
 def _edge_lines(run: Run, lead: Shown) -> list[str]:
@@ -198,6 +200,7 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, target: s
     rates = f"{confirmed.baseline_tokens_per_s:.1f} tokens/s alone, {confirmed.tokens_per_s:.1f} with the draft"
     ran = "Confirmed" if lead.undecided is None else "Ran"
     lines = [
+        *fastest_lines([confirmed, *lead.elsewhere]),
         _draft_words(lead, confirmed.gamma),
         f"{ran} in {confirmed.engine} {confirmed.engine_version} on {data['prompts']} held-out prompts, interleaved: {rates}.",
     ]
@@ -207,7 +210,8 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, target: s
         lines.append("This confirmation counts for nothing. Stop other work on the machine and confirm again.")
     expected, error = confirmed.predicted_speedup, confirmed.relative_error
     if expected is not None and error is not None and lead.undecided is None:
-        lines.append(f"It had been predicted at {expected.value:.2f}x, {error:+.1%} off.")
+        how = "high" if error > 0 else "low"
+        lines.append(f"Predicted: {expected.value:.2f}x, {abs(error):.0%} too {how}.")
     lines += _served_lines(run, lead)
     lines += [words] if (words := unprofiled_words(data)) else []
     if data.get("prompts_seen"):
@@ -219,6 +223,23 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, target: s
         lines.append(f"Not decided either way, confirm again: rank {', '.join(doubtful)}.")
     lines += _unconfirmed_lines(found, gain.value) if lead.undecided is None else []
     return Headline(answer + ".", lines, _next(run, lead, interval[0] > 1.0), lead)
+
+
+def fastest_lines(confirmed: Sequence[Confirmed]) -> list[str]:
+    """Which of the engines that ran is the fastest way to run the target, with its draft or alone: a speed-up is over the
+    same engine alone, and engines differ by more than drafts bring. [] where one ran, or where they ran other dtypes."""
+    decided = [each for each in confirmed if each.undecided is None]
+    if len({each.engine for each in decided}) < 2 or len({each.record.get("dtype") for each in decided}) > 1:
+        return []
+    ways = [
+        (tokens, engine_title(each.engine), how)
+        for each in decided
+        for tokens, how in ((each.baseline_tokens_per_s, "alone"), (each.tokens_per_s, "with this draft"))
+    ]
+    tokens, engine, how = max(ways)
+    others = ", ".join(f"{name} {what} {rate:.1f}" for rate, name, what in sorted(ways, reverse=True)[1:])
+    verdict_words = "No draft is faster than" if how == "alone" else "Fastest of the engines that ran:"
+    return [f"{verdict_words} {engine} {how}, {tokens:.1f} tokens/s ({others})."]
 
 
 def _how_sure(confirmed: Confirmed) -> str:
@@ -282,11 +303,34 @@ def _proves_shapes(run: Run) -> bool:
     return facts is not None and facts.synthesises and facts.dummy_weights
 
 
+def _hub_id(lead: Shown) -> str:
+    """Of a drafter that can be downloaded; "" for what cannot, or was trained in this run."""
+    needs = lead.score.needs
+    exists = needs is not None and needs.kind == "exists" and not lead.has_weights
+    return (needs.hub_id or "") if exists and needs is not None else ""
+
+
+def _next_of_existing(run: Run, lead: Shown, synthetic: tuple[str, str] | None) -> list[tuple[str, str]]:
+    """What can be done with a drafter that can be downloaded: nothing of it need be trained."""
+    asked = run.arguments
+    prompts = f" --prompts {shell_path(Path(asked['prompts']))}" if asked.get("prompts") else ""
+    target = shlex.quote(str(asked.get("target", "")))
+    measure = f"archsearch acceptance --target {target} --draft {shlex.quote(_hub_id(lead))}{prompts}"
+    steps = [synthetic] if synthetic is not None else []
+    if lead.score.drafter is None:
+        steps.append(("Measure how much of it the target accepts (needs both weights)", measure))
+    return steps + _schedule_step(shell_path(run.path), lead)
+
+
+def _schedule_step(path: str, lead: Shown) -> list[tuple[str, str]]:
+    if lead.score.engine in ENGINES and lead.score.family not in ENGINES[lead.score.engine].unscheduled:
+        return [("Its best gamma by batch size", f"archsearch schedule {path} --rank {lead.rank}")]
+    return []
+
+
 def _next_of_family(path: str, lead: Shown, independent: int | None) -> list[tuple[str, str]]:
     """What can be done with a lead that is no independent draft; `independent`: the best rank that is one."""
-    steps = []
-    if lead.score.engine in ENGINES and lead.score.family not in ENGINES[lead.score.engine].unscheduled:
-        steps.append(("Its best gamma by batch size", f"archsearch schedule {path} --rank {lead.rank}"))
+    steps = _schedule_step(path, lead)
     family, gamma = lead.score.family, lead.score.gamma
     if family in HEAD_FAMILIES:
         train = f"archsearch train {path} --family {family} --gamma {gamma} --budget 30m"
@@ -299,7 +343,7 @@ def _next_of_family(path: str, lead: Shown, independent: int | None) -> list[tup
 
 def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> list[tuple[str, str]]:
     path, rank = shell_path(run.path), f"--rank {lead.rank}"
-    if lead.score.drafter is not None:
+    if lead.score.drafter is not None and not _hub_id(lead):
         return _next_of_family(path, lead, independent)
     train = f"archsearch train {path} {rank} --budget 30m"
     confirm = f"archsearch confirm {path} {rank}{_other_engine(run)}"
@@ -308,7 +352,11 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
     if not lead.has_weights:
         device = run.info["device"].get("key", "the device")
         steps = []
-        if _proves_shapes(run) and not lead.loads and pays:
+        proves = _proves_shapes(run) and not lead.loads and pays
+        if _hub_id(lead):
+            cycle = ("Run its real cycle, with random weights, at the predicted alpha", f"{confirm} --synthetic")
+            return _next_of_existing(run, lead, cycle if proves and lead.score.drafter is None else None)
+        if proves:
             steps.append(("Prove the shape before training it: its real cycle, at the predicted alpha", f"{confirm} --synthetic"))
         steps += [(f"Give the draft weights, distilled from the target (needs the target's weights; on {device})", train)]
         return steps + ([("Then measure it in the engine", confirm), then_export] if pays else [])

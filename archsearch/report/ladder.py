@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from archsearch.estimate import Estimate
-from archsearch.report.charts import SERIES, Chart, Figures, Series
+from archsearch.progress import human_time
+from archsearch.report.charts import SERIES, Chart, Series
 from archsearch.report.reading import Reading, Shown
-from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
 from archsearch.runs.fields import WRONG_SHAPE, as_estimate
 
 FINALISTS_DRAWN: Final = 6
@@ -16,7 +17,7 @@ PRIOR, FULL, CONFIRMED = "prior", "full training", "confirmed"
 Ladder = dict[str, Estimate]
 
 
-def ladders(reading: Reading, trials: Sequence[Mapping[str, str]]) -> dict[str, Ladder]:
+def ladders(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> dict[str, Ladder]:
     """By label, best rank first: what was believed of the speed-up at each rung that a candidate stood on."""
     records = [record for record in reading.climb.get("rungs", []) if record.get("score")]
     found: dict[str, Ladder] = {}
@@ -40,13 +41,13 @@ def _rung(record: Mapping[str, Any]) -> str:
     return f"short training {record['round']}" if record["rung"] == 1 else FULL
 
 
-def _prior(item: Shown, records: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, str]]) -> Estimate | None:
+def _prior(item: Shown, records: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]) -> Estimate | None:
     """What was believed before anything was trained: the climb's own record, or the search's trial."""
     for record in records:
         if record["label"] == item.score.label() and record["rung"] == 0:
             return as_estimate(record["score"])
     for row in trials:
-        if row.get("drafter") == item.score.label() and row.get("rung", "0") in ("", "0"):
+        if row.get("drafter") == item.score.label() and not row.get("rung"):
             try:
                 return Estimate(float(row["speedup"]), float(row.get("speedup_std") or 0.0), "modelled")
             except WRONG_SHAPE:
@@ -54,11 +55,11 @@ def _prior(item: Shown, records: Sequence[Mapping[str, Any]], trials: Sequence[M
     return None
 
 
-def section_ladder(reading: Reading, trials: Sequence[Mapping[str, str]], figures: Figures) -> str:
-    """Chart and table of the ladders; "" where nothing stands on more than one rung."""
+def section_ladder(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> Section:
+    """Chart and table of the ladders; empty where nothing stands on more than one rung."""
     found = ladders(reading, trials)
     if not found:
-        return ""
+        return Section()
     seen = {rung for ladder in found.values() for rung in ladder}
     rungs = [PRIOR, *sorted(rung for rung in seen if rung.startswith("short")), FULL, CONFIRMED]
     rungs = [rung for rung in rungs if rung in seen]
@@ -73,11 +74,39 @@ def section_ladder(reading: Reading, trials: Sequence[Mapping[str, str]], figure
     rows: list[list[Cell | str]] = [
         [text_cell(label), *(value_cell(ladder.get(rung), 2, unit="x") for rung in rungs)] for label, ladder in found.items()
     ]
-    return "\n".join([
-        "<h2>The ladder of each finalist</h2>", figures.grid([chart]), html_table(("shape", *rungs), rows),
-        html_note("Prior: before anything was trained. Trainings: alpha as expected at their end, after what was measured. "
-                  "Confirmed: run in the engine beside the target alone."),
-    ])  # fmt: skip
+    note = (
+        "Prior: before anything was trained. Trainings: alpha as expected at their end, after what was measured. "
+        "Confirmed: run in the engine beside the target alone."
+    )
+    table = Table(("shape", *rungs), rows)
+    return Section("The ladder of each finalist", tables=[table], charts=[chart], notes=[note])
+
+
+def section_rungs(state: Mapping[str, Any]) -> Section:
+    """What a climb trained, round by round, and what it predicted after each; empty for runs that did not climb."""
+    rows: list[list[Cell | str]] = []
+    for record in state.get("rungs", []):
+        if record["rung"] == 0:
+            continue
+        measured = (record.get("measured") or {}).get("alpha")
+        fate = f"{record['state']}: {record['why']}" if record["why"] else record["state"]
+        rows.append([
+            text_cell(_rung(record)), text_cell(record["label"]), f"{record['tokens'] / 1e3:,.0f}k",
+            human_time(record["seconds"]), "-" if measured is None else f"{measured:.3f}",
+            value_cell(as_estimate(record["alpha"])), value_cell(as_estimate(record["score"]), 2, unit="x"),
+            text_cell(fate, wrap=True),
+        ])  # fmt: skip
+    if not rows:
+        return Section()
+    header = ("round", "shape", "tokens", "time", "alpha then", "alpha at the end", "speed-up at the end", "outcome")
+    spent = ", ".join(f"{name} {human_time(seconds)}" for name, seconds in state.get("steps", {}).items())
+    words = f"Time budget {human_time(state['budget_s'])}; spent: {spent}. " + " ".join(f"{note}." for note in state["notes"])
+    note = (
+        "alpha then: measured after that many tokens, on answers kept out of training, the same for all shapes. At the "
+        f"end: expected after the full training. {words}"
+    )
+    brief = ("round", "shape", "speed-up at the end", "tokens", "time", "alpha then")
+    return Section("The climb", tables=[Table(header, rows, brief=brief)], notes=[note])
 
 
 def _tick(rung: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 from archsearch.progress import human_time
 from archsearch.report.charts import MARK, SERIES, Chart, Series
 from archsearch.report.reading import Reading
-from archsearch.report.tables import Cell, html_note, html_table, text_cell
+from archsearch.report.section import Cell, Section, Table, text_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
 
 DRAFTS_TOLD: Final = 3
@@ -65,11 +65,11 @@ def _alpha_words(record: TrainingRecord) -> str:
     return f"{text} at the end"
 
 
-def section_learning(reading: Reading) -> str:
-    """A table of the trained drafts; "" where none was trained. The picture of them is among the others."""
+def section_learning(reading: Reading) -> Section:
+    """A table of the trained drafts; empty where none was trained. The picture of them is among the others."""
     records = trained(reading)
     if not records:
-        return ""
+        return Section()
     rows: list[list[Cell | str]] = []
     for record in records:
         losses = [look.loss for look in record.looks if look.loss is not None]
@@ -83,10 +83,7 @@ def section_learning(reading: Reading) -> str:
         ])  # fmt: skip
     header = ("shape", "distinct tokens", "seen", "epochs", "training loss", "best alpha", "kept at", "at the end", "time",
               "stopped")  # fmt: skip
-    return "\n".join([
-        "<h2>Learning curve</h2>", html_table(header, rows),
-        html_note(NOTE),
-    ])  # fmt: skip
+    return Section("Learning curve", tables=[Table(header, rows)], notes=[NOTE])
 
 
 def _look_cell(look: TrainingLook | None) -> Cell:

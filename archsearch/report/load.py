@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Sequence
 from typing import Final
 
 from archsearch.engine_facts import engine_title
-from archsearch.report.charts import MARK, SERIES, Chart, Figures, Series
+from archsearch.report.charts import MARK, SERIES, Chart, Series
 from archsearch.report.phrases import slowdown_words
 from archsearch.report.reading import Shown
-from archsearch.report.tables import Cell, html_note, html_table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
 from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
 from archsearch.runs.terms import REST
 from archsearch.schedule import ranges_words
@@ -27,7 +26,7 @@ _TERM_HEADS: Final = {
 }
 
 
-def section_load(item: Shown, load: LoadRecord, figures: Figures) -> str:
+def section_load(item: Shown, load: LoadRecord) -> Section:
     """Tables and a plot of load-<engine>.json of one candidate."""
     facts = [
         item.score.label(),
@@ -35,26 +34,25 @@ def section_load(item: Shown, load: LoadRecord, figures: Figures) -> str:
         f"context {load.context}" if load.context is not None else "",
         f"{load.repeats} repeats, interleaved" if load.repeats is not None else "",
     ]
-    parts = [
-        f"<h2>Under load in {html.escape(f'{engine_title(load.engine)} {load.engine_version}')}: rank {item.rank}</h2>",
-        html_note("; ".join(fact for fact in facts if fact) + "."),
-        f"<p><strong>{html.escape(acceptance_words(load))}</strong></p>",
-    ]
+    doubts = [acceptance_words(load)]
     if load.is_stale(item.score.alpha):
-        parts.append("<p><strong>Alpha on held-out text has changed since; the predictions here are from before.</strong></p>")
-    parts += [_speedup_table(load), html_note(_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load))]
-    if load.latency:
-        parts.append(html_note(f"Predicted from: {load.latency}."))
-    parts.append(figures.grid([_load_chart(item, load)]))
+        doubts.append("Alpha on held-out text has changed since; the predictions here are from before.")
+    parts = []
     if any(row.error_by_term and row.relative_error is not None for row in load.rows):
-        parts += [
-            "<h3>What each term brings to the error of the speed-up</h3>",
-            _terms_table(load),
-            html_note(_TERM_NOTE + slowdown_words(load.slowdown)),
-        ]
+        title = "What each term brings to the error of the speed-up"
+        parts.append(Section(title, tables=[_terms_table(load)], notes=[_TERM_NOTE + slowdown_words(load.slowdown)]))
     if load.schedule is not None:
         parts.append(_schedule_part(load.schedule))
-    return "\n".join(parts)
+    notes = [_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load)]
+    return Section(
+        f"Under load in {engine_title(load.engine)} {load.engine_version}: rank {item.rank}",
+        ["; ".join(fact for fact in facts if fact) + "."],
+        [_speedup_table(load)],
+        [_load_chart(item, load)],
+        [*notes, *([f"Predicted from: {load.latency}."] if load.latency else [])],
+        doubts,
+        parts=parts,
+    )
 
 
 _TABLE: Final = (
@@ -101,7 +99,7 @@ def _error_words(load: LoadRecord) -> str:
     )
 
 
-def _speedup_table(load: LoadRecord) -> str:
+def _speedup_table(load: LoadRecord) -> Table:
     rows: list[list[Cell | str]] = []
     for row in load.rows:
         seen = row.speedup
@@ -122,10 +120,10 @@ def _speedup_table(load: LoadRecord) -> str:
         )
     header = ("served with", "in flight", "gamma", "speed-up, predicted", "measured", "error", "with counted tau",
               "tau, tokens", "tokens/s alone", "with draft")  # fmt: skip
-    return html_table(header, rows)
+    return Table(header, rows)
 
 
-def _terms_table(load: LoadRecord) -> str:
+def _terms_table(load: LoadRecord) -> Table:
     rows: list[list[Cell | str]] = []
     for row in load.rows:
         if row.error_by_term is None or row.relative_error is None:
@@ -143,13 +141,12 @@ def _terms_table(load: LoadRecord) -> str:
             cells.append(Cell(_percent(shares[name]), pair))
         rows.append([*cells, _percent(shares[REST]), _percent(row.relative_error)])
     header = ("served with", "in flight", *_TERM_HEADS.values(), "error of the speed-up")
-    return html_table(header, rows)
+    return Table(header, rows)
 
 
-def _schedule_part(schedule: ScheduleRun) -> str:
-    parts = ["<h3>Gamma by batch size against a fixed gamma</h3>"]
-    if schedule.ranges:
-        parts.append(f"<p>Schedule that was run: {html.escape(ranges_words(schedule.ranges))}.</p>")
+def _schedule_part(schedule: ScheduleRun) -> Section:
+    title = "Gamma by batch size against a fixed gamma"
+    words = [f"Schedule that was run: {ranges_words(schedule.ranges)}."] if schedule.ranges else []
     if schedule.verdict:
         rows: list[list[Cell | str]] = [
             [str(row.concurrency), _gamma(row.gamma), value_cell(row.speedup, 2, unit="x"), text_cell(row.best_other),
@@ -158,12 +155,12 @@ def _schedule_part(schedule: ScheduleRun) -> str:
         ]  # fmt: skip
         header = ("in flight", "gamma of the schedule", "speed-up, schedule", "best other", "speed-up, best other",
                   "not shown to be worse")  # fmt: skip
-        parts += [
-            html_table(header, rows),
-            html_note("Best other: the fastest of off (1.0) and every fixed gamma that was run. Not shown to be worse: not "
-                      "slower by more than two standard deviations of the difference; a smaller loss would not be seen."),
-        ]  # fmt: skip
-    return "\n".join(parts)
+        note = (
+            "Best other: the fastest of off (1.0) and every fixed gamma that was run. Not shown to be worse: not "
+            "slower by more than two standard deviations of the difference; a smaller loss would not be seen."
+        )
+        return Section(title, words, [Table(header, rows)], notes=[note])
+    return Section(title, words)
 
 
 def _gamma(gamma: int) -> str:

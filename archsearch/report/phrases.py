@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from archsearch.engine_facts import ENGINES, engine_title
+from archsearch.estimate import Estimate
 from archsearch.runs.confirmed import Confirmed
 from archsearch.search.objective import Score
 
@@ -22,6 +24,11 @@ SOURCES: Final = {
 }
 # Bits after the leading one: the spacing of neighbouring numbers is 2^(exponent - bits).
 MANTISSA_BITS: Final = {"bfloat16": 7, "float16": 10, "float32": 23}
+
+UNPROFILED: Final = re.compile(r"WARNING:? (.+?)(?:[;.] |[;.]?$)")
+
+NORMAL_95: Final = 1.645
+"""Standard deviations to the 5 and 95 % quantiles of a normal distribution."""
 
 
 def slowdown_words(slowdown: float | None) -> str:
@@ -60,6 +67,28 @@ def host_words(score: Score) -> str:
     return f"{text}; the kernels take {1e3 * (score.draft_s.value + score.verify_s.value):.1f}"
 
 
+def interval(gain: Estimate) -> tuple[float, float]:
+    """5 and 95 % of an estimate: its own quantiles, else those of a normal distribution."""
+    if gain.low is not None and gain.high is not None:
+        return gain.low, gain.high
+    return max(0.0, gain.value - NORMAL_95 * gain.std), gain.value + NORMAL_95 * gain.std
+
+
+def verdict(gain: Estimate, *, measured: bool = False) -> str:
+    """Whether speculation pays, by the 5 to 95 % interval alone: `may` where 1x lies inside."""
+    low, high = interval(gain)
+    if low > 1.0:
+        return "pays" if measured else "should pay"
+    return "does not pay" if high < 1.0 else "may pay"
+
+
+def hub_name(target: str) -> str:
+    """The hub id of a target of the catalogue; any other name as it is."""
+    from archsearch.architecture import catalogue
+
+    return (catalogue.load(target).hub_id or target) if target in catalogue.names() else target
+
+
 def round_words(score: Score) -> str:
     """How long a round takes and what decides it; "" where the score does not say (files of version 0.1.0)."""
     if score.round_s is None:
@@ -68,7 +97,7 @@ def round_words(score: Score) -> str:
     if score.bound == "host":
         return f"{text}, bound by {host_words(score)}"
     if score.host_s is not None and score.host_s.value > 0:
-        return f"{text}, bound by the GPU: the host needs {1e3 * score.host_s.value:.1f}"
+        return f"{text}; the GPU decides, the host would need {1e3 * score.host_s.value:.1f} ms"
     return text
 
 
@@ -81,7 +110,7 @@ def speedup_words(confirmed: Confirmed) -> str:
 def unprofiled_words(data: Mapping[str, Any]) -> str:
     """What a prediction does without where the engine's own passes were never profiled; "" where it has them."""
     command = data.get("profile_first")
-    if not command:
+    if not command:  # "": an earlier version wrote so where it could not measure an engine
         return ""
     engine = engine_title(str(data["engine"]))
     return f"The prediction knows nothing of {engine}'s own passes, which were never profiled; measure them first: {command}"
@@ -118,3 +147,15 @@ def shell_path(path: Path) -> str:
 def millions(count: int) -> str:
     """1,234,567,890 as `1.23B`, 24,000,000 as `24M`, 1,500,000 as `1.5M`."""
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M" if count >= 1e7 else f"{count / 1e6:.1f}M"
+
+
+def dtype_words(result: Mapping[str, Any]) -> str:
+    """The dtype of a pass, and of its weights where they are in another: `bfloat16 with weights in int4`."""
+    dtype, weights = str(result["workload"]["dtype"]), result.get("weights")
+    return dtype if weights in (None, dtype) else f"{dtype} with weights in {weights}"
+
+
+def latency_warning(result: Mapping[str, Any]) -> str:
+    """What the words for the latency warn of: an engine whose own passes nobody measured, and the command; "" for nothing."""
+    found = UNPROFILED.search(str(result["latency"]))
+    return found[1].replace("--target T ", f"--target {shlex.quote(str(result['target']))} ") if found else ""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
-from archsearch.report.charts import INK, MARK, SERIES, Chart, Figures, Series, depth_colour
+from archsearch.report.charts import INK, MARK, SERIES, Chart, Series, depth_colour
 from archsearch.report.learning import plot_learning, trained
-from archsearch.report.reading import Reading, Shown, complete_trials
+from archsearch.report.reading import Reading, Shown
+from archsearch.report.section import Section
 from archsearch.runs.confirmed import Confirmed
-from archsearch.runs.run import Run
 from archsearch.speedup import accepted_by_position
 
 
-def section_plots(run: Run, reading: Reading, lead: Shown | None, figures: Figures) -> str:
-    """All charts of the search; "" where there is nothing to draw."""
-    found, trials = reading.candidates, plotted_trials(run)
+def section_plots(reading: Reading, scored: Sequence[Mapping[str, Any]], lead: Shown | None) -> Section:
+    """All charts of the search, of rows of trials.csv that have a score; empty where there is nothing to draw."""
+    found, trials = reading.candidates, plotted_trials(scored)
     charts: list[Chart | None] = [_trials_chart(trials, found), _cost_chart(trials)] if trials else []
     charts.append(plot_learning(trained(reading)))
     confirmed = next((item for item in (lead, *found) if item is not None and item.confirmed is not None), None)
@@ -25,8 +26,7 @@ def section_plots(run: Run, reading: Reading, lead: Shown | None, figures: Figur
     positions = confirmed or next((item for item in found if item.replayed), None)
     if positions is not None:
         charts.append(_positions_chart(positions))
-    grid = figures.grid(charts)
-    return f"<h2>The search in pictures</h2>{grid}" if grid else ""
+    return Section("The search in pictures", charts=list(filter(None, charts)))
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class PlottedTrial:
     label: str
 
 
-def plotted_trials(run: Run) -> list[PlottedTrial]:
+def plotted_trials(scored: Sequence[Mapping[str, Any]]) -> list[PlottedTrial]:
     """Scored trials, each shape once (a repeated shape is the same point)."""
     found: dict[PlottedTrial, None] = {}
-    for row in complete_trials(run):
+    for row in scored:
         try:
             step_s = float(row["draft_s"]) / int(row["gamma"])
             sizes = (int(row["num_hidden_layers"]), int(row["hidden_size"]), int(row["parameters"]))
             label = row.get("drafter") or f"{sizes[0]}x{sizes[1]}"
             family = row.get("family") or "independent"
-            trial = PlottedTrial(*sizes, step_s, float(row["speedup"]), row.get("feasible") != "False", family, label)
-        except (KeyError, ValueError):  # a row without a score
+            trial = PlottedTrial(*sizes, step_s, float(row["speedup"]), row.get("feasible") is not False, family, label)
+        except (KeyError, TypeError, ValueError):  # a row without a score
             continue
         found[trial] = None
     return list(found)

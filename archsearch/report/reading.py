@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.runs.budgets import BUDGETS_FILE, Budgets
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.curves import CURVES_FILE, Curves
@@ -77,7 +78,8 @@ class Reading:
 
     `finalists`: training records of finalists/; `climb`: rungs.json, {} without one; `problems`: one line for each file that is
     there and cannot be read; `text`: the verdict on its text, `curves`: curves.json, None without one;
-    `comparison`: compare.json, None without one; `families`: families.json, `compared`: heads/comparison-<engine>.json.
+    `comparison`: compare.json, None without one; `families`: families.json, `compared`: heads/comparison-<engine>.json;
+    `budgets`: budgets.json.
     """
 
     candidates: list[Shown]
@@ -89,6 +91,7 @@ class Reading:
     comparison: dict[str, Any] | None = None
     families: tuple[FamilyRow, ...] = ()
     compared: tuple[EngineComparison, ...] = ()
+    budgets: Budgets | None = None
 
 
 def read_run(run: Run) -> Reading:
@@ -114,6 +117,7 @@ def read_run(run: Run) -> Reading:
         comparison=read_or_tell(run.path / COMPARE_FILE, "comparison", checked_comparison, problems),
         families=read_or_tell(run.path / FAMILIES_FILE, "families of the run", families_of, problems) or (),
         compared=tuple(side for side in sides if side is not None),
+        budgets=read_or_tell(run.path / BUDGETS_FILE, "budgets", Budgets.from_dict, problems),
     )
 
 
@@ -203,6 +207,8 @@ def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
     return {score.rank or 0: number for number, group in enumerate(found, start=1) for score in group}
 
 
-def complete_trials(run: Run) -> list[dict[str, str]]:
-    """Rows of trials.csv that have a score."""
-    return [row for row in run.trials() if row.get("state") == "COMPLETE"]
+def complete_trials(run: Run) -> list[dict[str, Any]]:
+    """Rows of trials.csv that have a score; None where one has no value."""
+    trials = run.trials()
+    scored = trials[trials["state"] == "COMPLETE"].astype(object)
+    return list(scored.where(scored.notna(), None).to_dict("records"))

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from archsearch.report.tables import html_command, html_note
+from archsearch.report.section import Section
 from archsearch.runs.run import Run
 
 # What `search` takes unless told otherwise: not repeated.
@@ -35,7 +35,7 @@ def search_command(arguments: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def section_reproduce(run: Run) -> str:
+def section_reproduce(run: Run) -> Section:
     """The command of the search, the versions and the profile it needs."""
     info = run.info
     packages = " ".join(
@@ -47,8 +47,8 @@ def section_reproduce(run: Run) -> str:
     lines.append(search_command(run.arguments))
     profile = info["profile"].get("hash")
     needs = f"It needs the profile with hash {profile}. " if profile else ""
-    return "\n".join([
-        "<h2>How to reproduce this</h2>", html_command("\n".join(lines)),
-        html_note(f"{needs}The ranking is the same with the same seed, versions and profile; what is timed and trained is "
-                  "measured anew. The numbers of the figures: archsearch report RUN --figures (SVG, PNG, CSV)."),
-    ])  # fmt: skip
+    words = (
+        f"{needs}The ranking is the same with the same seed, versions and profile; what is timed and trained is "
+        "measured anew. The numbers of the figures: archsearch report RUN --figures (SVG, PNG, CSV)."
+    )
+    return Section("How to reproduce this", notes=[words], commands=[("", "\n".join(lines))])

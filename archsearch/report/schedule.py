@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import html
-
 from archsearch.engine_facts import engine_title
-from archsearch.report.charts import MARK, Chart, Figures, Series, depth_colour
-from archsearch.report.reading import Shown
-from archsearch.report.tables import Cell, html_note, html_table, value_cell
+from archsearch.report.charts import MARK, Chart, Series, depth_colour
+from archsearch.report.section import Cell, Section, Table, value_cell
 from archsearch.schedule import GammaSchedule, ranges_words
 
 
-def section_schedule(item: Shown, schedule: GammaSchedule, figures: Figures) -> str:
+def section_schedule(rank: int, schedule: GammaSchedule) -> Section:
     """Table and plot of the gammas of one candidate by batch size."""
     name = engine_title(schedule.engine)
     rows: list[list[Cell | str]] = [
@@ -20,17 +17,20 @@ def section_schedule(item: Shown, schedule: GammaSchedule, figures: Figures) -> 
         for point in schedule.points if point.speedup
     ]  # fmt: skip
     source = f" Predicted from: {schedule.latency}." if schedule.latency else ""
-    return "\n".join([
-        f"<h2>Gamma by batch size, predicted for {html.escape(name)}: rank {item.rank}</h2>",
-        f"<p>Schedule: {html.escape(ranges_words(schedule.ranges))}.</p>",
-        html_table(("batch size", "gamma", "tau, tokens", "speed-up, predicted"), rows),
-        html_note("Off: drafting nothing is faster than any gamma; a speed-up below 1 is then what a draft costs that the engine "
-                  f"runs all the same. ± one standard deviation. Nothing here was measured in {name}.{source}"),
-        figures.grid([_schedule_chart(item, schedule)]),
-    ])  # fmt: skip
+    note = (
+        "Off: drafting nothing is faster than any gamma; a speed-up below 1 is then what a draft costs that the engine "
+        f"runs all the same. ± one standard deviation. Nothing here was measured in {name}.{source}"
+    )
+    return Section(
+        f"Gamma by batch size, predicted for {name}: rank {rank}",
+        [f"Schedule: {ranges_words(schedule.ranges)}."],
+        [Table(("batch size", "gamma", "tau, tokens", "speed-up, predicted"), rows)],
+        [_schedule_chart(rank, schedule)],
+        [note],
+    )
 
 
-def _schedule_chart(item: Shown, schedule: GammaSchedule) -> Chart:
+def _schedule_chart(rank: int, schedule: GammaSchedule) -> Chart:
     series: list[Series] = []
     gammas = sorted({gamma for point in schedule.points for gamma in point.by_gamma})
     for number, gamma in enumerate(gammas):
@@ -42,10 +42,10 @@ def _schedule_chart(item: Shown, schedule: GammaSchedule) -> Chart:
         Series("best", tuple(x for x, _ in chosen), tuple(y for _, y in chosen), "points", MARK, symbol="ring", size=11.0)
     )
     caption = (
-        f"Predicted speed-up of every gamma against batch size, rank {item.rank} in {engine_title(schedule.engine)}. Ring: the "
+        f"Predicted speed-up of every gamma against batch size, rank {rank} in {engine_title(schedule.engine)}. Ring: the "
         "schedule's choice; a ring on no line: off. Dashed: no gain."
     )
     return Chart(
-        f"schedule-{item.rank}", "Every gamma by batch size", caption, "batch size", "speed-up, x", tuple(series), x_scale="log2",
+        f"schedule-{rank}", "Every gamma by batch size", caption, "batch size", "speed-up, x", tuple(series), x_scale="log2",
         level=1.0, ticks=tuple(float(point.batch_size) for point in schedule.points), legend_title="gamma",
     )  # fmt: skip

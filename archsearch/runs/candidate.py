@@ -93,10 +93,6 @@ class TrainingRecord:
         """training.json as it was read."""
         return dict(self.record)
 
-    def without_curves(self) -> dict[str, Any]:
-        """The file's content less its long lists: what an export keeps of it."""
-        return {key: value for key, value in self.record.items() if not key.endswith("_curve")}
-
 
 def _looks_of_curves(data: Mapping[str, Any], tokens: int, seconds: float) -> tuple[TrainingLook, ...]:
     """Looks of a file that has curves over seconds only: tokens in proportion to them, the loss noted last before each."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from archsearch.estimate import Estimate
-from archsearch.runs.fields import as_estimate, number, optional_number
+from archsearch.estimate import Estimate, number
+from archsearch.runs.fields import as_estimate, optional_number
 from archsearch.runs.terms import TermErrors, optional_terms
 from archsearch.search.objective import Score
 from archsearch.speedup import counting_doubt

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from archsearch import files
-from archsearch.estimate import Estimate
-from archsearch.runs.fields import as_estimate, number
+from archsearch.estimate import Estimate, number
+from archsearch.runs.fields import as_estimate
 from archsearch.runs.run import Run
 
 CURVES_FILE: Final = "curves.json"
@@ -37,10 +37,15 @@ class Curve:
     label: str
     points: tuple[Point, ...]
 
-    def crossing(self) -> float | None:
-        """Where the speed-up passes 1, between two points by a straight line; None where it never does. Of several the first."""
+    def crossing(self, edge: bool = False) -> float | None:
+        """Where the speed-up passes 1, between two points by a straight line; None where it never does. Of several the first.
+        `edge`: where the lower end of its interval does (5 %, or one standard deviation where that is all that is known)."""
+
+        def above(gain: Estimate) -> float:
+            return (gain.value if not edge else gain.value - gain.std if gain.low is None else gain.low) - 1.0
+
         for left, right in zip(self.points, self.points[1:], strict=False):
-            first, second = left.speedup.value - 1.0, right.speedup.value - 1.0
+            first, second = above(left.speedup), above(right.speedup)
             if first != second and (first > 0.0) != (second > 0.0):
                 return left.x + (right.x - left.x) * first / (first - second)
         return None

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from archsearch import files
-from archsearch.estimate import Estimate
-from archsearch.runs.fields import as_estimate, number, optional_number, read_or_raise
+from archsearch.estimate import Estimate, number
+from archsearch.runs.fields import as_estimate, optional_number, read_or_raise
 
 FAMILIES_FILE: Final = "families.json"
 COMPARISON_FILES: Final = "heads/comparison-*.json"

@@ -6,17 +6,16 @@ of WRONG_SHAPE; `read_or_raise` makes an error of the user's out of it, `read_or
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from archsearch import files
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Estimate, number
 
 # What a file of another shape than expected raises while it is read.
-WRONG_SHAPE: Final = (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, IndexError)
+WRONG_SHAPE: Final = (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 _T = TypeVar("_T")
 
@@ -40,14 +39,6 @@ def read_or_tell(path: Path, what: str, make: Callable[[Any], _T], problems: lis
     except ArchsearchError as error:
         problems.append(str(error))
         return None
-
-
-def number(value: Any) -> float:
-    """A finite float; ValueError for anything else."""
-    found = float(value)
-    if not math.isfinite(found):
-        raise ValueError(f"{value} where a finite number belongs")
-    return found
 
 
 def optional_number(value: Any) -> float | None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from archsearch.engines.measure.load_result import LoadResult, ScheduleVerdict
-from archsearch.estimate import Estimate
-from archsearch.runs.fields import as_estimate, number, optional_number
+from archsearch.engines.measure.results import LoadResult, ScheduleVerdict
+from archsearch.estimate import Estimate, number
+from archsearch.runs.fields import as_estimate, optional_number
 from archsearch.runs.terms import TermErrors, optional_terms
 from archsearch.schedule import Ranges
 
@@ -113,7 +113,7 @@ class ScheduleRun:
     def to_dict(self) -> dict[str, Any]:
         return {
             "ranges": [list(entry) for entry in self.ranges],
-            "verdict": [row.to_dict() for row in self.verdict],
+            "verdict": [dataclasses.asdict(row) for row in self.verdict],
             "overall": dict(self.overall),
         }
 
@@ -190,7 +190,7 @@ class LoadRecord:
         data |= {
             "alpha": self.alpha.to_dict() if self.alpha is not None else None,
             "asked_acceptance_by_position": list(self.asked_acceptance_by_position) or None,
-            "baseline": [result.to_dict() for result in self.baseline],
+            "baseline": [dataclasses.asdict(result) for result in self.baseline],
             "rows": [row.to_dict() for row in self.rows],
             "summary": dict(self.summary),
         }

@@ -11,14 +11,13 @@ Every file is written atomically, so a killed process leaves the previous versio
 
 from __future__ import annotations
 
-import csv
-import io
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch import __version__, files
 from archsearch.errors import ArchsearchError
@@ -29,14 +28,18 @@ from archsearch.runs.provenance import git_commit, package_versions
 from archsearch.search.objective import Score
 from archsearch.text.prompt_set import LEAST_HELDOUT
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 SCHEMA_VERSION: Final = 1
 COMPARE_FILE: Final = "compare.json"  # this run beside others: `compare --report` writes it
 RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it
 # Arguments that a continued run may change: they say how far to go, not what is searched.
 FREE_ARGUMENTS: Final = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
 # Arguments that run folders of earlier versions do not record: nobody can say what they were.
-UNRECORDED: Final = ("storage", "sampler", "memory_fraction")
+UNRECORDED: Final = ("storage", "sampler", "memory_fraction", "training_budget_s")
 _REQUIRED: Final = ("schema_version", "created", "arguments", "code", "packages", "device", "profile", "space", "seed")
+_SECTIONS: Final = ("arguments", "code", "packages", "device", "profile", "space")
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,11 @@ class Run:
 
     def write_trials(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """trials.csv; the columns are those of all rows, in the order in which they first appear."""
+        import pandas as pd
+
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        files.write_text(self.trials_file, text.getvalue())
+        table = pd.DataFrame(list(rows), columns=columns, dtype=object)  # object: whole numbers beside gaps stay whole
+        files.write_text(self.trials_file, table.to_csv(index=False, lineterminator="\n"))
 
     def write_best(
         self, score: Score, config: Mapping[str, Any] | None = None, speculative_config: Mapping[str, Any] | None = None
@@ -113,6 +115,14 @@ class Run:
         if speculative_config is not None:
             files.write_json(folder / "speculative_config.json", speculative_config)
         return folder
+
+    def drop_rank(self, rank: int) -> None:
+        """Remove best/<rank>/; one that holds weights or measurements is renamed to best/replaced-<n>."""
+        folder = self.best_dir(rank)
+        if {path.name for path in folder.iterdir()} <= {SCORE_FILE, "config.json", "speculative_config.json"}:
+            shutil.rmtree(folder)
+        else:
+            _set_aside(folder)
 
     def write_confirmed(self, rank: int, confirmed: Mapping[str, Any]) -> Path:
         """confirmed.json of a rank. Fields beyond CONFIRMED_FIELDS are kept; ValueError for a missing one."""
@@ -147,18 +157,29 @@ class Run:
         path = self.best_dir(rank) / "confirmed.json"
         return files.read_json(path, "confirmation") if path.is_file() else None
 
-    def trials(self) -> list[dict[str, str]]:
-        """The rows of trials.csv as text; empty before the first write."""
+    def trials(self) -> DataFrame:
+        """trials.csv as a table, a row a trial, its columns as in docs/files.md; empty before the first write.
+
+        Raises ArchsearchError for a file that is no such table.
+        """
+        import pandas as pd
+
+        none = pd.DataFrame({"state": []})
         if not self.trials_file.is_file():
-            return []
-        with self.trials_file.open(encoding="utf-8", newline="") as handle:
-            return list(csv.DictReader(handle))
+            return none
+        try:
+            table = pd.read_csv(self.trials_file)
+        except pd.errors.EmptyDataError:
+            return none
+        except ValueError as error:
+            raise ArchsearchError(f"{self.trials_file} is no table of trials: {error}") from error
+        return table if "state" in table else table.assign(state=None)
 
     def summary_row(self) -> tuple[str, ...]:
         """A line of `archsearch list runs`: path, target, device, complete trials, best predicted and confirmed speed-up."""
         shown, here = self.path.resolve(), Path.cwd().resolve()
         path = shown.relative_to(here) if shown.is_relative_to(here) else shown
-        complete = sum(row.get("state") == "COMPLETE" for row in self.trials())
+        complete = int((self.trials()["state"] == "COMPLETE").sum())
         asked = (str(path), str(self.arguments.get("target", "")), str(self.info["device"].get("key", "")), str(complete))
         try:
             best = max((score.speedup.value for score in self.scores()), default=None)
@@ -227,8 +248,6 @@ def create_run(
 
 def open_run(path: Path) -> Run:
     """The run in `path`. ArchsearchError where there is none (names those beside it) or its run.yaml is broken."""
-    import yaml
-
     run_file = path / "run.yaml"
     if not run_file.is_file():
         found = [run.path.name for run in list_runs(path.parent)]
@@ -236,16 +255,18 @@ def open_run(path: Path) -> Run:
         what = "is no run folder (run.yaml is missing)" if path.is_dir() else "does not exist"
         raise ArchsearchError(f"run {path} {what}; {beside}")
     try:
-        info = yaml.safe_load(run_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise ArchsearchError(f"{run_file} cannot be read ({reason}); restore it or start a new run") from error
+        info = files.read_yaml(run_file, "the run's file")
+    except ArchsearchError as error:
+        raise ArchsearchError(f"{error}; restore it or start a new run") from error
     if not isinstance(info, dict):
         raise ArchsearchError(f"{run_file} is broken: it holds no fields; restore it or start a new run")
     _check_version(run_file, info)
     missing = [key for key in _REQUIRED if key not in info]
     if missing:
         raise ArchsearchError(f"{run_file} is broken: {', '.join(missing)} missing; restore it or start a new run")
+    wrong = [key for key in _SECTIONS if not isinstance(info[key], dict)]
+    if wrong:
+        raise ArchsearchError(f"{run_file} is broken: {wrong[0]} holds no fields; restore it or start a new run")
     return Run(path, info)
 
 

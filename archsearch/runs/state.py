@@ -180,23 +180,6 @@ class FinalistsEntry:
 
 
 @dataclass
-class SupernetEntry:
-    """The shapes that share weights, and alpha of each one's slice; None before the supernet is trained."""
-
-    shapes: tuple[Architecture, ...]
-    slices: tuple[float, ...] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {"shapes": [shape.to_dict() for shape in self.shapes]}
-        return entry if self.slices is None else entry | {"slices": list(self.slices)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        shapes = tuple(Architecture.from_dict(shape) for shape in data["shapes"])
-        return cls(shapes, tuple(data["slices"]) if "slices" in data else None)
-
-
-@dataclass
 class HeadEntry:
     """A head among the families of a climb: `measured` speed-up where it stands after `tokens` and `seconds` of training,
     `foreseen` after a full one (as believed after its short training)."""
@@ -261,7 +244,6 @@ class ClimbState:
     full_epoch: int | None = None
     schedule: list[Round] = field(default_factory=list)
     confirmed: list[int] = field(default_factory=list)
-    supernet: SupernetEntry | None = None
     heads: list[HeadEntry] = field(default_factory=list)
     race: Race | None = None
     compared: bool = False
@@ -290,7 +272,6 @@ class ClimbState:
             rungs=self.rungs,
             steps=self.steps,
             rung0=self.rung0,
-            supernet=self.supernet,
             heads=[replace(entry, state="kept", why="") for entry in self.heads],
         )
 
@@ -310,7 +291,6 @@ class ClimbState:
             "rung0": None if self.rung0 is None else asdict(self.rung0),
             "rung_s": self.rung_s,
             "rung_end_s": self.rung_end_s,
-            "supernet": None if self.supernet is None else self.supernet.to_dict(),
             "full_tokens": self.full_tokens,
             "full_epoch": self.full_epoch,
             "schedule": [asdict(step) for step in self.schedule] or None,
@@ -330,7 +310,6 @@ class ClimbState:
             "plan": lambda value: Plan(**value),
             "finalists": FinalistsEntry.from_dict,
             "rung0": lambda value: PriorRung(**value),
-            "supernet": SupernetEntry.from_dict,
             "race": lambda value: Race(**value),
         }
         lists: dict[str, Callable[[Any], Any]] = {

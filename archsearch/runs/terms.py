@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from archsearch.runs.fields import number
+from archsearch.estimate import number
 from archsearch.speedup import RoundTerms, error_by_term
 
 TERMS: Final = tuple(field.name for field in fields(RoundTerms))

@@ -36,8 +36,6 @@ class Task:
     claim says of it from the start."""
 
     key: str
-    params: Mapping[str, Any]
-    distributions: Mapping[str, Any]
     do: Callable[[], FrozenTrial]
     attrs: Mapping[str, Any]
 
@@ -94,9 +92,7 @@ class Claims:
         from optuna.trial import TrialState, create_trial
 
         attrs = {**task.attrs, KEY: task.key, WORKER: self.name, ALIVE: 0}
-        template = create_trial(
-            state=TrialState.RUNNING, params=dict(task.params), distributions=dict(task.distributions), user_attrs=attrs
-        )
+        template = create_trial(state=TrialState.RUNNING, user_attrs=attrs)
         mine = self._storage.create_new_trial(self.study._study_id, template)
         finished, claimed = self._read({task.key: None})
         standing = claimed.get(task.key)
@@ -174,21 +170,6 @@ class Claims:
                 self._seen[trial._trial_id] = (counter, now)
             elif now - since > self.grace_s:
                 self._close(trial._trial_id, f"{trial.user_attrs.get(WORKER, 'its worker')} is gone")
-
-    def close_left(self) -> None:
-        """Close claims that nobody works on any more, of tasks that were done twice over. Waits as long as `GRACE_S`."""
-        from optuna.trial import TrialState
-
-        while True:
-            running = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state == TrialState.RUNNING]
-            if not running:
-                return
-            done = {t.user_attrs.get(KEY) for t in self.study.get_trials(deepcopy=False) if t.state == TrialState.COMPLETE}
-            left = {str(t.number): t for t in running if t.user_attrs.get(KEY) in done}
-            if not left:
-                return
-            self._close_dead(left)
-            time.sleep(min(self.beat_s, 0.2))
 
 
 class _Beat:

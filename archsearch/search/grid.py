@@ -22,6 +22,7 @@ from archsearch.drafters.models import Independent
 from archsearch.latency.grid import GridLatency, can_price
 from archsearch.search.objective import Scorer
 from archsearch.search.space import InvalidShape, SearchSpace
+from archsearch.speedup import accepted_by_position, drifting_positions
 
 CHUNK: Final = 1 << 17  # shapes that are scored together: their arrays stay in the processor's cache
 BODY: Final = ("hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim")
@@ -179,7 +180,8 @@ class GridScorer:
         """Scores of the shapes of some bodies."""
         scorer, some = self.scorer, self.grid.part(bodies)
         alpha, drift = alphas(scorer.acceptance, some, scorer.context)
-        tokens = dict(zip(range(1, max(scorer.gammas) + 1), taus(alpha, drift, max(scorer.gammas)), strict=True))
+        reach = accepted_by_position(drifting_positions(alpha, drift, max(scorer.gammas)))
+        tokens = dict(enumerate(itertools.accumulate(reach, initial=1.0)))
         decode_s = scorer.decode_s.value
         gain = np.full(some.shape, -np.inf)
         gamma, best = np.zeros(some.shape, dtype=np.int8), {name: np.zeros(some.shape) for name in ("tau", "draft_s", "round_s")}
@@ -207,13 +209,3 @@ def feasible(scorer: Scorer, grid: ShapeGrid) -> NDArray[np.bool_]:
         fits &= (count * work.dtype_bytes + cache) / limits.max_memory_bytes - 1.0 <= 0.0
     return fits
 
-
-def taus(alpha: Array, drift: float, most: int) -> Iterator[Array]:
-    """tau at gamma 1..most; `speedup.drifting_positions` over arrays."""
-    start = np.zeros_like(alpha) if drift == 0.0 else np.log(alpha / (1.0 - alpha))
-    reach, total = np.ones_like(alpha), np.ones_like(alpha)
-    for position in range(most):
-        chance = alpha if drift == 0.0 else 1.0 / (1.0 + np.exp(-(start + drift * position)))
-        reach = reach * chance
-        total = total + reach
-        yield total

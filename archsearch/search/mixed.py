@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from archsearch.estimate import number
+
 
 @dataclass(frozen=True, slots=True)
 class PartScore:
@@ -63,8 +65,8 @@ class MixScore:
     def from_dict(cls, data: Mapping[str, Any]) -> MixScore:
         return cls(
             str(data["objective"]),
-            float(data["value"]),
-            float(data["plain"]),
+            number(data["value"]),
+            number(data["plain"]),
             tuple(PartScore.from_dict(part) for part in data["parts"]),
             tuple(data["broken_limits"]),
         )

@@ -13,7 +13,7 @@ Schlaifer 1961, linear Gaussian). Errors of alpha near 0 and 1 are not normal: t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -68,12 +68,27 @@ class Belief:
     its verification, what the engine adds); `drafts` [n]: std of ln(speed-up) from each draft's own time.
     """
 
-    def __init__(self, scorer: Scorer, scores: Sequence[Score]) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        scores: Sequence[Score],
+        context_of: Callable[[Score], AcceptanceContext] | None = None,
+    ) -> None:
+        """`context_of`: where acceptance was asked for of a score, as of drafters that exist; None:
+        the scorer's for all."""
         self.scores = distinct(scores)[:MOST]
         self.scorer = scorer
         self.mean = np.log([score.speedup.value for score in self.scores])
-        self.logits = logit_covariance(scorer.acceptance, [score.proposer for score in self.scores], scorer.context)
-        parts = [_parts(scorer, score) for score in self.scores]
+        known = scorer.acceptance
+        asked = [scorer.context if context_of is None else context_of(s) for s in self.scores]
+        self.drafters = [
+            (score.proposer, context) for score, context in zip(self.scores, asked, strict=True)
+        ]
+        self.logits = logit_covariance(known, self.drafters)
+        parts = [
+            _parts(scorer.with_acceptance(known, context), score)
+            for score, context in zip(self.scores, asked, strict=True)
+        ]
         self.slopes = np.array([part.slope for part in parts])
         self.drafts = np.array([part.draft for part in parts])
         rho = scorer.target_correlation
@@ -95,6 +110,11 @@ class Belief:
         )
 
     @property
+    def lead(self) -> int:
+        """The candidate with the highest predicted speed-up."""
+        return int(self.mean.argmax())
+
+    @property
     def times(self) -> np.ndarray:
         """[n, n]: the part of the covariance that seconds bring."""
         return self.shared[:3].T @ self.shared[:3] + np.diag(self.drafts**2)
@@ -107,7 +127,7 @@ class Belief:
         root = vectors * np.sqrt(np.clip(values, 0.0, None))
         draws = self.mean + np.random.default_rng(seed).standard_normal((_DRAWS, len(self.mean))) @ root.T
         winner = draws.argmax(axis=1)
-        lead = int(self.mean.argmax())
+        lead = self.lead
         gain = float(np.mean(draws.max(axis=1) - draws[:, lead]))  # paired: the lead's own draws have its mean
         return Outlook(
             math.sqrt(float(self.covariance[lead, lead])), float(after[winner].mean()), gain, float(np.mean(winner != lead))
@@ -122,8 +142,8 @@ class Belief:
         if not isinstance(prior, PriorAcceptance):
             return None
         known = [score.proposer.acceptance in IN_TABLE for score in self.scores]
-        drafters = [score.proposer for score, yes in zip(self.scores, known, strict=True) if yes]
-        joint = prior.joint([*((each.architecture, context_for(each, self.scorer.context)) for each in drafters), draft])
+        asked = [_in_table(*each) for each, yes in zip(self.drafters, known, strict=True) if yes]
+        joint = prior.joint([*asked, draft])
         cross = np.zeros((len(self.scores), 1))
         cross[known] = self.slopes[known][:, None] * joint[:-1, -1:]
         return Observation(cross, joint[-1:, -1:] + logit_std**2)
@@ -201,20 +221,46 @@ def distinct(scores: Sequence[Score]) -> list[Score]:
     return kept
 
 
-def logit_covariance(acceptance: AcceptanceEstimator, drafters: Sequence[Drafter], context: AcceptanceContext) -> np.ndarray:
-    """[n, n] covariance of logit(alpha): the estimator's own where it knows all drafters, else what the stds and those of the
-    differences say."""
-    if isinstance(acceptance, PriorAcceptance) and all(each.acceptance in IN_TABLE for each in drafters):
-        return acceptance.joint([(each.architecture, context_for(each, context)) for each in drafters])
-    alphas = [acceptance_of(each, acceptance, context).acceptance.alpha for each in drafters]
+def logit_covariance(
+    acceptance: AcceptanceEstimator, drafters: Sequence[tuple[Drafter, AcceptanceContext]]
+) -> np.ndarray:
+    """[n, n] covariance of logit(alpha) of drafters, each asked for in its own context: the estimator's
+    own where it knows all of them, else what the stds and those of the differences say."""
+    known = all(drafter.acceptance in IN_TABLE for drafter, _ in drafters)
+    if isinstance(acceptance, PriorAcceptance) and known:
+        return acceptance.joint([_in_table(*each) for each in drafters])
+    alphas = [acceptance_of(each, acceptance, context).acceptance.alpha for each, context in drafters]
     own = np.array([speculation.logit_std(alpha) ** 2 for alpha in alphas])
-    gaps = np.array([[0.0 if a == b else gap_std(a, b, acceptance, context) ** 2 for b in drafters] for a in drafters])
+
+    def gap(first: tuple[Drafter, AcceptanceContext], second: tuple[Drafter, AcceptanceContext]) -> float:
+        """std of the difference of logit(alpha)."""
+        if first == second:
+            return 0.0
+        (a, context), (b, other) = first, second
+        if context == other:
+            return gap_std(a, b, acceptance, context)
+        if isinstance(acceptance, PriorAcceptance) and {a.acceptance, b.acceptance} <= set(IN_TABLE):
+            return acceptance.gap_std(_in_table(a, context), _in_table(b, other))
+        return math.sqrt(own[drafters.index(first)] + own[drafters.index(second)])
+
+    gaps = np.array([[gap(a, b) ** 2 for b in drafters] for a in drafters])
     return 0.5 * (own[:, None] + own[None, :] - gaps)
+
+
+def _in_table(drafter: Drafter, context: AcceptanceContext) -> Draft:
+    """What the table is asked for of a drafter."""
+    return drafter.architecture, context_for(drafter, context)
+
+
+def climbs(score: Score) -> bool:
+    """Whether a search with short trainings would train it: an independent draft of its space."""
+    needs = score.needs
+    return score.drafter is None and (needs is None or (needs.kind != "exists" and not needs.init))
 
 
 def best_pair(belief: Belief, common_std: float, own_std: float, among: int = 6) -> tuple[tuple[int, int], Outlook] | None:
     """The two of the best `among` independent drafts whose short trainings teach most; None where there are no two."""
-    trained = [i for i, score in enumerate(belief.scores) if score.drafter is None][:among]  # what a climb trains
+    trained = [i for i, score in enumerate(belief.scores) if climbs(score)][:among]
     pairs = [(i, j) for i in trained for j in trained if i < j]
     seen = [(pair, belief.outlook(belief.trainings_of(pair, common_std, own_std))) for pair in pairs]
     return max(seen, key=lambda item: item[1].value, default=None)

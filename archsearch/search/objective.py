@@ -21,8 +21,9 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Estimate, number
 from archsearch.latency.rounds import Bound, RoundTime
+from archsearch.needs import NOTHING, Needs
 from archsearch.search.mixed import MixScore
 from archsearch.search.space import Limits
 from archsearch.workload import Workload
@@ -94,7 +95,7 @@ class Score:
     rounds and alpha of those that draft. `assumed`: why its acceptance is no more than a belief (`acceptance.families.ASSUMED`).
     `mix`: what it is worth over a mix of work; `speedup` and `tpot_s` are then over the mix, the rest is of its heaviest part.
     `regret`: by which share its `worth` lies below the exact best of (a part of) the space, where a search did not score all
-    of it (`search.regret`).
+    of it (`search.regret`). `needs`: what it takes to have this drafter; None in files of earlier versions.
     """
 
     rank: int | None
@@ -120,6 +121,7 @@ class Score:
     assumed: str = ""
     mix: MixScore | None = None
     regret: float | None = None
+    needs: Needs | None = None
 
     @property
     def worth(self) -> float:
@@ -155,10 +157,11 @@ class Score:
         result: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            result[field.name] = value.to_dict() if isinstance(value, Estimate | Architecture | MixScore) else value
+            result[field.name] = value.to_dict() if isinstance(value, Estimate | Architecture | MixScore | Needs) else value
         result["drafter"] = self.proposer.to_dict()
-        if self.regret is None:  # nothing to say of it, as in files of before
-            del result["regret"]
+        for name in ("regret", "needs"):  # nothing to say of it, as in files of before
+            if result[name] is None:
+                del result[name]
         return result
 
     @classmethod
@@ -175,14 +178,26 @@ class Score:
             values["drafter"] = read_drafter(architecture, data["drafter"])
         for name in ESTIMATES:
             values[name] = None if data.get(name) is None else Estimate.from_dict(data[name])
+        values["needs"] = None if data.get("needs") is None else Needs.from_dict(data["needs"])
         values["mix"] = None if data.get("mix") is None else MixScore.from_dict(data["mix"])
+        for name, (low, high) in BOUNDS.items():
+            found = values.get(name)
+            plain = found.value if isinstance(found, Estimate) else found
+            if plain is not None and not low <= number(plain) <= high:
+                raise ArchsearchError(f"a score's {name} must lie between {low:g} and {high:g}, got {plain:g}")
         return cls(**values)
 
 
 ESTIMATES: Final = (
     "alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha", "round_s", "host_s",
 )  # fmt: skip
-LATER: Final = ("round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter", "assumed", "mix", "regret")
+BOUNDS: Final = {
+    "rank": (1, 10**6), "parameters": (0, 10**13), "gamma": (0, 1000), "kv_bytes_per_token": (0, 10**10), "regret": (0, 1),
+    "alpha": (0, 1), "tau": (1, 1001), "break_even_alpha": (0, 1),
+} | {name: (0, math.inf) for name in ("draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "round_s", "host_s")}  # fmt: skip
+LATER: Final = (
+    "round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter", "assumed", "mix", "regret", "needs",
+)  # fmt: skip
 """Fields that score.json of earlier versions does not have."""
 
 
@@ -345,7 +360,9 @@ class Scorer:
         tau, round_s = tau_of(gamma), best.round_s
         gain = speculation.speedup_estimate(tau, self.decode_s, round_s, best.verify_s, self.target_correlation)
         if tau.low is not None and tau.high is not None:
-            gain = gain.between(speculation.speedup_interval(gain, tau, (tau.low, tau.high)))
+            gain = gain.between(speculation.speedup_interval(gain, tau, (tau.low, tau.high), round_s))
+        elif round_s.low is not None:  # acceptance is given, but the host's speed is not
+            gain = gain.between(speculation.speedup_interval(gain, tau, (tau.value, tau.value), round_s))
         return Score(
             rank=None,
             architecture=drafter.architecture,
@@ -368,7 +385,16 @@ class Scorer:
             family=drafter.family,
             drafter=None if isinstance(drafter, Independent) else drafter,
             assumed=assumed,
+            needs=self.needs(drafter),
         )
+
+    def needs(self, drafter: Drafter) -> Needs | None:
+        """What it takes to have a drafter that nobody has published: nothing, or the whole training
+        budget of the context; None where there is neither."""
+        if not drafter.trains:
+            return NOTHING
+        budget = self.context.budget
+        return None if budget is None else budget.needs(drafter.training_parameters)
 
     def _drafting(self, round_s: Estimate, drafter: Drafter) -> Estimate:
         """The round that a drafter would have to pay for if it proposed in every one: what rounds cost beyond a plain step is

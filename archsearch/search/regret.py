@@ -1,4 +1,4 @@
-"""What a search that only walks missed: its best beside the exact best of its space, or of a part that is scored in full."""
+"""What a search that scored only some shapes missed: its best beside the exact best of its space, or of a part of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.errors import InvalidShapeError
-from archsearch.search.exact import exact_grid, rank_all
+from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.space import SearchSpace
 
@@ -52,33 +51,20 @@ def regret_of(space: SearchSpace, scorer: Scorer, best: Score, indices: tuple[in
     Up to GRID_POINTS combinations are scored where formulas over arrays say all, else ALONE_POINTS one by one. None where no
     shape of them keeps within the limits.
     """
-    for points, one_by_one in ((GRID_POINTS, False), (ALONE_POINTS, True)):
+    for points in (GRID_POINTS, ALONE_POINTS):
         part = space.part(through(space, scorer.target, indices, points))
-        grid = None if one_by_one else exact_grid(part, scorer, points)
+        grid = exact_grid(part, scorer, points)
         if grid is not None:
             ranking = rank_all(scorer, grid, 1)
             shapes, gains = ranking.size, [gain for gain, _ in ranking.best]
-        elif one_by_one:
-            shapes, gains = _alone(part, scorer)
+        elif points == ALONE_POINTS:
+            alone = rank_alone(part, scorer)
+            shapes, gains = alone.shapes, [score.worth for *_, score in alone.ranked]
         else:
             continue
         whole = part.size(scorer.target) == space.size(scorer.target)
         return Regret(space.name, sampler, shapes, whole, max(gains), best.worth) if gains else None
     return None
-
-
-def _alone(space: SearchSpace, scorer: Scorer) -> tuple[int, list[float]]:
-    """(shapes, speed-ups of those within the limits), scored one by one."""
-    gains, shapes = [], 0
-    for shape in space.enumerate(scorer.target):
-        shapes += 1
-        try:
-            score = scorer(shape)
-        except InvalidShapeError:
-            continue
-        if all(value <= 0 for value in scorer.constraints(shape).values()):
-            gains.append(score.worth)
-    return shapes, gains
 
 
 def through(space: SearchSpace, target: Architecture, indices: Sequence[int], points: int) -> dict[str, tuple[int, ...]]:

@@ -1,121 +1,162 @@
-"""Who says which shapes to score next, where a space is too large to score all of it.
+"""Optuna's samplers, where a space is too large to score all of it: asked for a shape, told what it is worth.
 
-`walk` is this project's own (`search.walk`); the others are Optuna's samplers behind the same two methods. They are told what was
-scored and nothing else, so that a search that is continued goes the same way again.
+The study in the storage is the one that is asked, so several processes may ask it at once, and a search that was stopped goes on
+from what it holds. A shape that was proposed before is answered from memory; where a sampler proposes nothing new for `VAIN`
+times, the next shape is a random one, and of a space that is as good as exhausted the next in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import random
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from archsearch.architecture.architecture import Architecture
-from archsearch.errors import ArchsearchError
-from archsearch.search.space import SearchSpace
-from archsearch.search.walk import Candidate, Rank, Walk
+from archsearch.drafters.drafter import Draft
+from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.search.objective import Score, Scorer
+from archsearch.search.pareto import GOALS
+from archsearch.search.space import InvalidShape, SearchSpace
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
 
-Sampler = Literal["auto", "walk", "tpe", "nsga2", "gp", "cmaes", "random"]
+Sampler = Literal["auto", "tpe", "nsga2", "random"]
+Indices = tuple[int, ...]
+"""One choice per dimension of a space."""
 AUTO: Final = "auto"
-VAIN: Final = 25  # proposals of shapes that were scored before or cannot be, until one is drawn at random
 START: Final = 20  # random shapes before a sampler that learns is asked
-OVER: Final = 10.0  # what being over a limit costs, in times the limit, of the value that a sampler is told
+VAIN: Final = 25  # proposals of known or invalid shapes, until one is drawn at random
+DRAWS: Final = 200  # random draws in vain, until the space is gone through in order
 
 
-def _tpe(seed: int) -> BaseSampler:
-    from optuna.samplers import TPESampler
+def make_sampler(name: str, seed: int) -> BaseSampler:
+    """Optuna's sampler of a name (`Sampler`, not `auto`); ArchsearchError for an unknown one."""
+    from optuna import samplers
 
-    return TPESampler(seed=seed, multivariate=True, n_startup_trials=START)
-
-
-def _nsga2(seed: int) -> BaseSampler:
-    from optuna.samplers import NSGAIISampler
-
-    return NSGAIISampler(seed=seed, population_size=START)
-
-
-def _gp(seed: int) -> BaseSampler:
-    from optuna.samplers import GPSampler
-
-    return GPSampler(seed=seed, n_startup_trials=START, deterministic_objective=True)
+    if name == "tpe":
+        return samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=START)
+    if name == "nsga2":
+        return samplers.NSGAIISampler(seed=seed, population_size=START)
+    if name == "random":
+        return samplers.RandomSampler(seed=seed)
+    raise ArchsearchError(f"unknown sampler {name!r}; use one of auto, tpe, nsga2, random")
 
 
-def _cmaes(seed: int) -> BaseSampler:
-    from optuna.samplers import CmaEsSampler
+class Record:
+    """The scored shapes of one search as trials of an Optuna study, each shape once.
 
-    try:
-        import cmaes  # noqa: F401
-    except ImportError:
-        raise ArchsearchError(
-            "--sampler cmaes needs the Python package cmaes; install it (pip install 'archsearch[cmaes]')"
-        ) from None
-    return CmaEsSampler(seed=seed, n_startup_trials=START, warn_independent_sampling=False)
+    `known`: shape -> its first finished trial, by number. `here`: trials that this process scored. `goals`: what the study
+    maximises or minimises, one value each; none: `Score.worth`.
+    """
 
+    def __init__(self, space: SearchSpace, scorer: Scorer, study: Study, goals: Sequence[str] = ()) -> None:
+        self.space, self.scorer, self.study, self.goals = space, scorer, study, tuple(goals)
+        self.dimensions = space.dimensions(scorer.target)
+        self.distributions = {d.parameter: d.distribution() for d in self.dimensions if len(d.choices) > 1}
+        self.known: dict[Draft, FrozenTrial] = {}
+        self.here = 0
+        self.read()
 
-def _random(seed: int) -> BaseSampler:
-    from optuna.samplers import RandomSampler
+    def read(self) -> list[FrozenTrial]:
+        """Take in what the study holds; the trials of shapes that were not known before."""
+        new = []
+        for trial in self.study.get_trials(deepcopy=False):
+            if not {"score", "invalid"} & set(trial.user_attrs) or not trial.state.is_finished():
+                continue
+            shape = self.space.build(self.indices(trial), self.scorer.target)
+            if not isinstance(shape, InvalidShape) and shape not in self.known:
+                self.known[shape] = trial
+                new.append(trial)
+        return new
 
-    return RandomSampler(seed=seed)
+    def indices(self, trial: Any) -> Indices:
+        """The choices of a trial, live or frozen."""
+        return tuple(d.decode(trial.params[d.parameter]) if d.parameter in trial.params else 0 for d in self.dimensions)
 
+    def _params(self, indices: Indices) -> dict[str, Any]:
+        pairs = zip(self.dimensions, indices, strict=True)
+        return {d.parameter: d.encode(index) for d, index in pairs if len(d.choices) > 1}
 
-SAMPLERS: Final[Mapping[str, Callable[[int], BaseSampler]]] = {
-    "tpe": _tpe, "nsga2": _nsga2, "gp": _gp, "cmaes": _cmaes, "random": _random,
-}  # fmt: skip
+    def add(self, indices: Indices, shape: Draft, score: Score | str | None = None) -> FrozenTrial:
+        """The trial of a shape of which all were scored: the known one, else a new one. `score`: or why it has none; None: it
+        is scored now."""
+        from optuna.trial import TrialState, create_trial
 
+        if shape in self.known:
+            return self.known[shape]
+        score = self._score(shape) if score is None else score
+        params, attrs = self._params(indices), {"origin": "exact"} | _attributes(score)
+        trial = (
+            create_trial(state=TrialState.PRUNED, params=params, distributions=self.distributions, user_attrs=attrs)
+            if isinstance(score, str)
+            else create_trial(
+                values=self._values(score), params=params, distributions=self.distributions, user_attrs=attrs,
+                constraints=self.scorer.constraints(shape),
+            )
+        )  # fmt: skip
+        self.study.add_trial(trial)
+        self.known[shape] = trial
+        self.here += 1
+        return trial
 
-def walk_of(sampler: Sampler, space: SearchSpace, target: Architecture, seed: int) -> Walk:
-    """What proposes shapes; raises ArchsearchError for an unknown sampler, or one whose package is missing."""
-    if sampler in (AUTO, "walk"):
-        return Walk(space, target, seed)
-    if sampler not in SAMPLERS:
-        raise ArchsearchError(f"unknown sampler {sampler!r}; use one of auto, walk, {', '.join(SAMPLERS)}")
-    return SampledWalk(space, target, seed, SAMPLERS[sampler](seed))
-
-
-class SampledWalk(Walk):
-    """Shapes that a sampler of Optuna's proposes, one at a time; random ones where it has nothing new."""
-
-    def __init__(self, space: SearchSpace, target: Architecture, seed: int, sampler: BaseSampler) -> None:
-        import optuna
-
-        super().__init__(space, target, seed)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._dimensions = space.dimensions(target)
-        self._distributions = {d.parameter: d.distribution() for d in self._dimensions if len(d.choices) > 1}
-        self._asked: dict[tuple[int, ...], Any] = {}
-        self._values: dict[tuple[int, ...], float] = {}
-
-    def tell(self, candidate: Candidate, rank: Rank) -> None:
-        """What a candidate reached: its speed-up, less where it is over a limit."""
-        from optuna.trial import create_trial
-
-        value = -rank[1] - OVER * rank[0]
-        self._values[candidate.indices] = value
-        trial = self._asked.pop(candidate.indices, None)
-        if trial is not None:
-            self._study.tell(trial, value)
-            return
-        pairs = zip(self._dimensions, candidate.indices, strict=True)
-        params = {d.parameter: d.encode(index) for d, index in pairs if len(d.choices) > 1}
-        self._study.add_trial(create_trial(value=value, params=params, distributions=self._distributions))
-
-    def generation(self) -> list[Candidate]:
-        """One candidate; none when every valid shape was given."""
+    def ask(self) -> FrozenTrial | None:
+        """A shape that the study's sampler proposes, scored and told; None when every valid shape of the space is known."""
         from optuna.trial import TrialState
 
-        for _ in range(VAIN):
-            trial = self._study.ask(cast(Any, self._distributions))
-            indices = tuple(d.decode(trial.params[d.parameter]) if d.parameter in trial.params else 0 for d in self._dimensions)
-            candidate = self._visit(indices, "sampler")
-            if candidate is not None:
-                self._asked[indices] = trial
-                return [candidate]
-            known = self._values.get(indices)
-            if known is None:
-                self._study.tell(trial, state=TrialState.FAIL)
-            else:  # it may learn from that again
-                self._study.tell(trial, known)
-        return self._draw(1, "random") or self._remaining()
+        for attempt in itertools.count(1):
+            if attempt % VAIN == 0:
+                unknown = self._unknown()
+                if unknown is None:
+                    return None
+                self.study.enqueue_trial(self._params(unknown))
+            trial = self.study.ask(cast(Any, self.distributions))
+            shape = self.space.build(self.indices(trial), self.scorer.target)
+            if isinstance(shape, InvalidShape):
+                self.study.tell(trial, state=TrialState.FAIL)
+                continue
+            before = self.known.get(shape)
+            if before is not None:  # it may learn from that again
+                self.study.tell(trial, before.values, state=before.state)
+                continue
+            score = self._score(shape)
+            for name, value in ({"origin": "sampler"} | _attributes(score)).items():
+                trial.set_user_attr(name, value)
+            if isinstance(score, str):
+                found = self.study.tell(trial, state=TrialState.PRUNED)
+            else:
+                for name, over in self.scorer.constraints(shape).items():
+                    trial.set_constraint(name, over)
+                found = self.study.tell(trial, self._values(score))
+            self.known[shape] = found
+            self.here += 1
+            return found
+        raise AssertionError("not reached")
+
+    def _unknown(self) -> Indices | None:
+        """Choices of a valid shape that is not known: drawn at random, else the next in order."""
+        lengths = [len(dimension.choices) for dimension in self.dimensions]
+        draws = random.Random(len(self.known))
+        at_random = (tuple(draws.randrange(length) for length in lengths) for _ in range(DRAWS))
+        in_order: Iterator[Indices] = itertools.product(*map(range, lengths))
+        for indices in itertools.chain(at_random, in_order):
+            shape = self.space.build(indices, self.scorer.target)
+            if not isinstance(shape, InvalidShape) and shape not in self.known:
+                return indices
+        return None
+
+    def _score(self, shape: Draft) -> Score | str:
+        try:
+            return self.scorer(shape)
+        except InvalidShapeError as error:
+            return str(error)
+
+    def _values(self, score: Score) -> list[float]:
+        return [GOALS[name].of(score, self.scorer) for name in self.goals] or [score.worth]
+
+
+def _attributes(score: Score | str) -> dict[str, Any]:
+    """What a trial says of its shape: its score, or why nothing can be said of it."""
+    return {"invalid": score} if isinstance(score, str) else {"score": score.to_dict()}

@@ -46,6 +46,7 @@ from archsearch.drafters.drafter import FAMILY_NAMES, Draft
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, family, is_family
 from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.files import read_yaml
 from archsearch.paths import data_dir
 from archsearch.search import space_file as checked
 from archsearch.search.space_file import NUMERIC, Value
@@ -295,8 +296,6 @@ class SearchSpace:
             if not isinstance(shape, InvalidShape) and (limit is None or as_drafter(shape).parameters() <= limit):
                 yield shape
 
-    # -- moving about -------------------------------------------------------------------------------------------------------
-
     def neighbours(self, indices: tuple[int, ...], target: Architecture) -> Iterator[tuple[int, ...]]:
         """Choices that differ in one dimension: one step for numbers, any other choice for the rest; then in two of hidden size,
         KV heads and group size at once, because query heads must divide the hidden size and single steps may all be invalid.
@@ -420,7 +419,7 @@ def load_space(name_or_path: str | Path) -> SearchSpace:
     if not path.is_file():
         names = ", ".join(known) or "(none)"
         raise ArchsearchError(f"no search space called {str(name_or_path)!r}; use one of {names} or a YAML file")
-    return SearchSpace.from_dict(checked.read_yaml(path), path.stem, str(path))
+    return SearchSpace.from_dict(read_yaml(path, "search space"), path.stem, str(path))
 
 
 def _target_value(name: str, target: Architecture) -> float:

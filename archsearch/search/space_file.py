@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
@@ -21,46 +20,6 @@ _MEMORY: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)$")
 Value = int | float | str | bool
 MOST_CHOICES: Final = 4096  # of one dimension
 LARGEST: Final[Mapping[str, int]] = {"num_hidden_layers": 1024, "": 10_000_000}
-MOST_NODES: Final = 20_000  # of a file once its aliases are written out
-MOST_BYTES: Final = 1_000_000
-
-
-def read_yaml(path: Path, what: str = "search space") -> Any:
-    """The content of a YAML file, called `what`: plain values only (no Python tags), and no more of them than a person writes,
-    aliases written out. What is wrong is one line with the file and the line. Raises ArchsearchError for what it cannot read."""
-    import yaml
-
-    try:
-        size = path.stat().st_size
-        data = None if size > MOST_BYTES else yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        said = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise ArchsearchError(f"{path}:{line} is not YAML: {said}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(f"cannot read {what} {path}: {getattr(error, 'strerror', None) or error}") from error
-    except (RecursionError, ValueError) as error:  # nested thousands deep; a date or number that is none
-        raise ArchsearchError(f"{path} is not YAML that can be read: {type(error).__name__}") from None
-    if size > MOST_BYTES:
-        raise ArchsearchError(f"{path} has {size:,} bytes; {what} has at most {MOST_BYTES:,}")
-    if _nodes(data, {}, set()) > MOST_NODES:
-        raise ArchsearchError(f"{path} has more than {MOST_NODES:,} values once its aliases are written out; write it without")
-    return data
-
-
-def _nodes(data: Any, counted: dict[int, int], open_: set[int]) -> int:
-    """Values in `data`, those of an alias wherever it stands; of one that holds itself more than any file may have."""
-    if not isinstance(data, dict | list):
-        return 1
-    if id(data) in open_:
-        return MOST_NODES + 1
-    if id(data) not in counted:
-        open_.add(id(data))
-        parts = data.values() if isinstance(data, dict) else data
-        counted[id(data)] = 1 + sum(_nodes(part, counted, open_) for part in parts)
-        open_.discard(id(data))
-    return counted[id(data)]
 
 
 def expect_mapping(data: Any, where: str, what: str) -> None:

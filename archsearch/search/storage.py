@@ -67,8 +67,13 @@ class FileLock:
 
 
 def without_password(storage: str | None) -> str | None:
-    """A storage's URL as it may be written down: `mysql://me:secret@host/db` without the secret."""
-    return None if storage is None else re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage)
+    """A storage's URL as it may be written down: `mysql://me:secret@host/db?password=secret` without the
+    secrets. Of a query only names are kept: drivers call a password `password`, `passwd`, `sslkey`, ..."""
+    if storage is None or "://" not in storage:
+        return storage
+    masked = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage)
+    place, mark, query = masked.partition("?")
+    return place + mark + re.sub(r"(^|[&;])([^=&;]*)=[^&;]*", r"\1\2=***", query)
 
 
 @contextmanager
@@ -98,7 +103,7 @@ def _reason(error: Exception) -> str | None:
     """What is wrong with a storage; None for an error that is none of a storage's."""
     kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     said = " ".join(str(getattr(error, "orig", None) or error).split())
-    said = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", said)[:200]
+    said = re.sub(r"\S+://\S+", lambda found: without_password(found[0]) or "", said)[:200]
     if "no longer compatible" in said or "alembic" in said or "schema" in said.lower():
         return "has the schema of another version of Optuna; make a new one, or: optuna storage upgrade --storage URL"
     if "grpc" in kinds:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import parse_json
 from archsearch.text.batch import Report
 from archsearch.text.cache import SHARD_PROMPTS, CachedSequence, TextCache
 from archsearch.text.generate import plain_head
@@ -136,13 +136,13 @@ def read_texts(path: Path) -> list[str]:
 
 def _json_texts(path: Path, content: str) -> list[str]:
     texts = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ArchsearchError(f"text file {path}, line {number}: not JSON ({error.msg})") from None
+            row = parse_json(line)
+        except ValueError as error:
+            raise ArchsearchError(f"text file {path}, line {number}: not JSON ({error})") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise ArchsearchError(f'text file {path}, line {number}: no text field; write {{"text": "..."}}')
         texts.append(row["text"])

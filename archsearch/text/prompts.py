@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from archsearch.errors import ArchsearchError, MissingDataError
-
-if TYPE_CHECKING:
-    pass
-
+from archsearch.errors import ArchsearchError
+from archsearch.text.prompt_files import Faults, Faulty, rows_of, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,85 +50,78 @@ class EncodedPrompt:
 
 
 def read_prompts(path: Path | str) -> list[Prompt]:
-    """Prompts from a file of JSON lines, blank lines skipped.
+    """Prompts from a file: JSON lines (blank ones skipped), a JSON array of the same objects, CSV or Parquet with such columns.
 
-    Accepted: {"prompt"}, {"messages": [{"role", "content"}]} (OpenAI), {"conversations": [{"from", "value"}]} (ShareGPT),
-    {"question"}, {"instruction"}, {"turns": [...]} (the first turn); each with an optional "category" and "id".
+    An object is {"prompt"}, {"messages": [{"role", "content"}]} (OpenAI; content as text or in parts), {"conversations":
+    [{"from", "value"}]} (ShareGPT), {"question"}, {"instruction"}, {"turns": [...]} (the first turn), each with an optional
+    "category" and "id"; or a request of OpenAI's batches, {"custom_id", "body": {"messages"}}.
 
-    Raises ArchsearchError with the line number for what is not JSON lines, has no known field or no text, or for an empty file.
+    Raises ArchsearchError with the numbers of all rows that are no such object, have no known field or no text, or for an
+    empty file.
     """
     path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise MissingDataError(f"prompt file not found: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(f"cannot read the prompt file {path}: {error}; it must be UTF-8 JSON lines") from error
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"prompt file {path}, line {number}"
+    prompts, rows, faults = [], 0, Faults(path)
+    for place, number, row in rows_of(path):
+        rows += 1
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ArchsearchError(
-                f'{where}: not JSON ({error.msg}); each line must be one object such as {{"prompt": "..."}}'
-            ) from None
-        if not isinstance(row, dict):
-            raise ArchsearchError(f'{where}: a {type(row).__name__}, not an object; write each line as {{"prompt": "..."}}')
-        messages = _messages(row, where)
-        # Two characters are the least that can be two tokens; encode_prompts() counts tokens for sure.
-        if len(messages[-1][1].strip()) < 2:
-            raise ArchsearchError(f"{where}: the prompt {messages[-1][1]!r} is shorter than two tokens; remove or extend it")
-        identity = row.get("id", row.get("question_id", ""))
-        prompts.append(Prompt(messages, str(row.get("category") or ""), str(identity), number))
+            if isinstance(row, Faulty):
+                raise row
+            prompts.append(_prompt(row, number))
+        except Faulty as fault:
+            faults.add(place, number, fault)
+    faults.check(rows)
     if not prompts:
         raise ArchsearchError(f'prompt file {path} holds no prompts; write JSON lines such as {{"prompt": "..."}}')
     return prompts
 
 
-def _messages(row: dict[str, Any], where: str) -> tuple[tuple[str, str], ...]:
+def _prompt(row: dict[str, Any], number: int) -> Prompt:
+    """The prompt of a row. Raises Faulty."""
+    identity = row.get("id", row.get("question_id", row.get("custom_id", "")))
+    category = str(row.get("category") or "")
+    if isinstance(row.get("body"), dict):
+        row = row["body"]
+    messages = _messages(row)
+    # Two characters are the least that can be two tokens; encode_prompts() counts tokens for sure.
+    if len(messages[-1][1].strip()) < 2:
+        raise Faulty(f"the prompt {messages[-1][1]!r} is shorter than two tokens; remove or extend it")
+    return Prompt(messages, category, str(identity), number)
+
+
+def _messages(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     field = next((name for name in PROMPT_FIELDS if row.get(name) is not None), None)
     if field is None:
         found = ", ".join(sorted(map(str, row))) or "nothing"
         known = ", ".join(PROMPT_FIELDS)
-        raise ArchsearchError(f"{where}: none of the fields {known} (found {found}); rename the prompt's field")
+        raise Faulty(f"none of the fields {known} (found {found}); rename the prompt's field")
     value = row[field]
     if field == "messages":
-        messages = [(_text_of(turn, "role", where), _text_of(turn, "content", where)) for turn in _turns(value, field, where)]
+        messages = [(text_of(turn, "role"), text_of(turn, "content")) for turn in _turns(value, field)]
     elif field == "conversations":
         messages = []
-        for turn in _turns(value, field, where):
-            role = _text_of(turn, "from", where)
-            messages.append((_SHAREGPT_ROLES.get(role, role), _text_of(turn, "value", where)))
+        for turn in _turns(value, field):
+            role = text_of(turn, "from")
+            messages.append((_SHAREGPT_ROLES.get(role, role), text_of(turn, "value")))
     elif field == "turns":
-        first = _turns(value, field, where)[0]
-        messages = [("user", first if isinstance(first, str) else _text_of(first, "content", where))]
+        first = _turns(value, field)[0]
+        messages = [("user", first if isinstance(first, str) else text_of(first, "content"))]
     else:
         if not isinstance(value, str):
-            raise ArchsearchError(f"{where}: {field!r} must be text, got {type(value).__name__}")
+            raise Faulty(f"{field!r} must be text, got {type(value).__name__}")
         messages = [("user", value)]
     # What the file says after the user's last turn was somebody else's answer; the target writes its own.
     users = [i for i, (role, _) in enumerate(messages) if role == "user"]
     if not users:
-        raise ArchsearchError(f"{where}: {field!r} has no turn of the user")
+        raise Faulty(f"{field!r} has no turn of the user")
     # Of a recorded conversation only the part before the first answer is the same for every model.
     last = users[0] if field == "conversations" else users[-1]
     return tuple(messages[: last + 1])
 
 
-def _turns(value: Any, field: str, where: str) -> list[Any]:
+def _turns(value: Any, field: str) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise ArchsearchError(f"{where}: {field!r} must be a list with at least one turn")
+        raise Faulty(f"{field!r} must be a list with at least one turn")
     return value
-
-
-def _text_of(turn: Any, key: str, where: str) -> str:
-    text = turn.get(key) if isinstance(turn, dict) else None
-    if not isinstance(text, str):
-        raise ArchsearchError(f"{where}: a turn without the text field {key!r}: {str(turn)[:60]}")
-    return text
 
 
 def context_tokens(config: Any) -> int | None:
@@ -189,5 +178,17 @@ def _prompt_ids(prompt: Prompt, tokenizer: Any) -> list[int]:
     if not tokenizer.chat_template:
         return list(tokenizer("\n".join(content for _, content in prompt.messages))["input_ids"])
     turns = [{"role": role, "content": content} for role, content in prompt.messages]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    where = f"the prompt in line {prompt.line}"
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is code of the target's: it may raise anything
+        roles = ", ".join(role for role, _ in prompt.messages)
+        said = " ".join(str(error).split())[:200]
+        raise ArchsearchError(
+            f"the target's chat template refuses {where} (turns: {roles}): {said or type(error).__name__}; "
+            "leave out or reorder its turns"
+        ) from error
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if not ids:  # writing after nothing would not end
+        raise ArchsearchError(f"the target's chat template makes no text of {where}; mend the template")
+    return ids

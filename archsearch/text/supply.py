@@ -1,11 +1,10 @@
 """Text beyond the greedy answers to the user's prompts: what can be asked of a target where prompts are few.
 
-    longer       answers that were cut go on
     sampled      further answers to the same prompts, drawn instead of greedy
-    invented     prompts that the target writes itself, in the user's style (the user's prompts stand before the one to be
-                 written, as in Self-Instruct, arXiv 2212.10560; the chat template opens the turn that the target writes, as in
-                 Magpie, arXiv 2406.08464), and its greedy answers to them
-    follow ups   what the target writes as the user's next turn behind an answer, and its greedy answer to that
+    invented     prompts that the target writes in the user's style (the user's prompts come before
+                 the one to be written, as in Self-Instruct, arXiv 2212.10560; the chat template
+                 opens the turn that the target writes, as in Magpie, arXiv 2406.08464), and its
+                 greedy answers to them
 
 All that depends on a tokenizer and on text is here, without a target and without a folder. Nothing may leak: a prompt that shares
 a run of words with a held-out one is dropped.
@@ -16,7 +15,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.text.prompts import EncodedPrompt, Prompt
@@ -38,12 +37,10 @@ _MARK: Final = "archsearch-user-turn"
 
 @dataclass(frozen=True, slots=True)
 class Invented:
-    """Prompts that the target wrote, the place of each among the texts it came from, and why the others were left out, by
-    reason."""
+    """Prompts that the target wrote, and why the others were left out, by reason."""
 
     prompts: tuple[Prompt, ...]
     dropped: dict[str, int]
-    places: tuple[int, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------------------ what is asked
@@ -97,52 +94,6 @@ def askings(tokenizer: Any, prompts: Sequence[Prompt], count: int, seed: int = 0
         if ids:
             made.append(EncodedPrompt(ids, category, f"asked-{seed}-{number}"))
     return made
-
-
-def follow_up_openings(tokenizer: Any, sequences: Sequence[CachedSequence]) -> list[EncodedPrompt]:
-    """Openings of the user's next turn behind answers: the tokens of prompt and answer as they are, then what the template puts
-    between an answer and the user's next turn. [] without a chat template."""
-    between = _between(tokenizer, (("user", "a"), ("assistant", f"{_MARK}1"), ("user", f"{_MARK}2")))
-    return [
-        EncodedPrompt(_joined(sequence, between), sequence.category, f"next-{number}")
-        for number, sequence in enumerate(sequences)
-        if between
-    ]
-
-
-def follow_ups(tokenizer: Any, turns: Sequence[CachedSequence]) -> list[EncodedPrompt]:
-    """Prompts that end where the answer to the user's next turn begins: what `follow_up_openings` opened and the target went on
-    with. [] without a chat template."""
-    between = _between(tokenizer, (("user", f"{_MARK}1"), ("assistant", f"{_MARK}2")))
-    return [EncodedPrompt(_joined(turn, between), turn.category, f"follow-{turn.id}") for turn in turns if between]
-
-
-def _between(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> tuple[int, ...]:
-    """Token ids that a chat template puts between the two marked contents; () where it has none, or takes no such turns."""
-    if not tokenizer.chat_template:
-        return ()
-    try:
-        text = tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in turns], tokenize=False)
-    except Exception:  # noqa: BLE001  as in `opening`
-        return ()
-    between = text.partition(f"{_MARK}1")[2].partition(f"{_MARK}2")[0]
-    return tuple(tokenizer(between, add_special_tokens=False)["input_ids"])
-
-
-def _joined(sequence: CachedSequence, between: tuple[int, ...]) -> tuple[int, ...]:
-    """A text and what stands behind it; the end of the turn, if it was written, not twice."""
-    ids = tuple(sequence.token_ids.tolist())
-    return (*ids, *(between[1:] if ids[-1] == between[0] else between))
-
-
-def longer(sequences: Sequence[CachedSequence], ends: Sequence[int], most_tokens: int) -> list[EncodedPrompt]:
-    """Prompt and answer of every answer that was cut, as the prompt to go on from: at most `most_tokens` in all. Answers that
-    repeat themselves are left out: they would go on so."""
-    return [
-        EncodedPrompt(tuple(s.token_ids.tolist()), s.category, s.id)
-        for s in sequences
-        if len(s) <= most_tokens and int(s.token_ids[-1]) not in ends and not loops(s.written.tolist())
-    ]
 
 
 # ----------------------------------------------------------------------------------------------------- what is good enough
@@ -208,9 +159,8 @@ def invented(
     secret = {shingle for p in kept_apart for shingle in shingles(words(p.text), LEAK)}
     system = next((p.messages[:1] for p in prompts if p.messages[0][0] == "system"), ())
     chosen: list[Prompt] = []
-    places: list[int] = []
     dropped: dict[str, int] = {}
-    for place, (text, category, ended) in enumerate(texts):
+    for text, category, ended in texts:
         text = text.strip()
         found = words(text)
         why = (
@@ -225,14 +175,18 @@ def invented(
             dropped[why] = dropped.get(why, 0) + 1
             continue
         seen.add(text)
-        places.append(place)
         chosen.append(Prompt((*system, ("user", text)), category, f"invented-{len(before) + len(chosen)}"))
-    return Invented(tuple(chosen), dropped, tuple(places))
+    return Invented(tuple(chosen), dropped)
 
 
-def turns_of(sequences: Sequence[CachedSequence], tokenizer: Any, ends: Sequence[int]) -> list[tuple[str, str, bool]]:
-    """What the target wrote as the user's turns: (text, category, whether it came to its end). Without a chat template the first
-    paragraph counts, and a blank line is its end."""
+def turns_of(
+    sequences: Sequence[CachedSequence], tokenizer: Any, ends: Sequence[int]
+) -> list[tuple[str, str, bool]]:
+    """What the target wrote as the user's turns: (text, category, whether it came to an end).
+
+    A turn that was cut ends with its last whole sentence, where it has one. Without a chat template
+    the first paragraph counts, and a blank line is its end.
+    """
     made = []
     for sequence in sequences:
         text = tokenizer.decode(sequence.written.tolist(), skip_special_tokens=True)
@@ -240,6 +194,8 @@ def turns_of(sequences: Sequence[CachedSequence], tokenizer: Any, ends: Sequence
         if not tokenizer.chat_template:
             text, blank, _ = text.lstrip("\n").partition("\n\n")
             ended = ended or bool(blank)
+        if not ended and (whole := re.match(r".*[.!?][\"')\]]*(?=\s)", text, re.DOTALL)):
+            text, ended = whole[0], True
         made.append((text, sequence.category, ended))
     return made
 
@@ -274,8 +230,3 @@ def poor_text(prompts: Sequence[Prompt], sequences: Sequence[CachedSequence]) ->
             "is higher than on text that goes on"
         )
     return lines
-
-
-def renumbered(prompts: Sequence[EncodedPrompt], prefix: str) -> list[EncodedPrompt]:
-    """The same prompts with ids `prefix-0`, `prefix-1`, ..."""
-    return [replace(prompt, id=f"{prefix}-{number}") for number, prompt in enumerate(prompts)]

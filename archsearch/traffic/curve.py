@@ -281,7 +281,7 @@ def _point(scorer: Scorer, times: RoundTimes, row: int, taus: _Taus, where: _Whe
     verify_s = Estimate(float(times.verify[row, best]), float(times.verify_std[row, best]), source)
     gain = speculation.speedup_estimate(tau, decode_s, round_s, verify_s, scorer.target_correlation)
     bounds = (tau.low, tau.high) if tau.low is not None and tau.high is not None else (tau.value, tau.value)
-    gain = gain.between(speculation.speedup_interval(gain, tau, bounds))
+    gain = gain.between(speculation.speedup_interval(gain, tau, bounds, round_s))
     tpot = speculation.tpot_estimate(tau, round_s)
     return CurvePoint(
         x=float(where.x), gamma=gamma, alpha=taus.alpha, tau=tau, speedup=gain,

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import number
 
 POINTS: Final = 16
 LONGEST: Final = 10_000_000
@@ -25,10 +26,10 @@ class Lengths:
     @classmethod
     def of(cls, counts: Sequence[float], weights: Sequence[float] | None = None, what: str = "lengths") -> Lengths:
         """From values with their weights (default: alike). Raises ArchsearchError for negative lengths, or weights of nothing."""
-        shares = [1.0] * len(counts) if weights is None else [float(weight) for weight in weights]
+        shares = [1.0] * len(counts) if weights is None else [number(weight) for weight in weights]
         if not counts or len(shares) != len(counts):
             raise ArchsearchError(f"{what}: {len(counts)} values and {len(shares)} weights; there must be as many, at least one")
-        if any(not math.isfinite(value) or not 0 <= value <= LONGEST for value in counts):
+        if not all(0 <= value <= LONGEST for value in counts):
             raise ArchsearchError(f"{what}: a length must lie between 0 and {LONGEST}, got {min(counts)} to {max(counts)}")
         total = math.fsum(shares)
         if min(shares) < 0 or not 0 < total < math.inf:
@@ -39,23 +40,20 @@ class Lengths:
     def read(cls, data: Any, what: str) -> Lengths:
         """A number; `{mean, std}` (log-normal); `{low, high}` (even); `{values, weights}`. ArchsearchError for anything else."""
         if isinstance(data, int | float) and not isinstance(data, bool):
-            try:
-                return cls.of([float(data)], what=what)
-            except OverflowError:  # a whole number of hundreds of digits
-                return cls.of([math.inf], what=what)
+            return cls.of([data], what=what)
         if isinstance(data, Mapping):
             names = set(data)
             try:
                 if names == {"mean", "std"}:
-                    return cls._log_normal(float(data["mean"]), float(data["std"]), what)
+                    return cls._log_normal(number(data["mean"]), number(data["std"]), what)
                 if names == {"low", "high"}:
-                    low, high = float(data["low"]), float(data["high"])
+                    low, high = number(data["low"]), number(data["high"])
                     if not low <= high:
                         raise ArchsearchError(f"{what}: low {low:g} lies above high {high:g}")
                     steps = (np.arange(POINTS) + 0.5) / POINTS
                     return cls.of([low + (high - low) * float(step) for step in steps], what=what)
                 if names in ({"values"}, {"values", "weights"}):
-                    return cls.of([float(value) for value in data["values"]], data.get("weights"), what)
+                    return cls.of([number(value) for value in data["values"]], data.get("weights"), what)
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, ArchsearchError):
                     raise
@@ -72,6 +70,12 @@ class Lengths:
         normal = [_normal_quantile((step + 0.5) / POINTS) for step in range(POINTS)]
         values = np.exp(spread * np.array(normal))
         return cls.of([float(value) for value in values * mean / values.mean()], what=what)
+
+    @property
+    def cv2(self) -> float:
+        """Squared coefficient of variation; 0 where all are alike."""
+        square = math.fsum(weight * value**2 for value, weight in zip(self.values, self.weights, strict=True))
+        return max(0.0, square / self.mean**2 - 1.0) if self.mean else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """As `read` takes it."""

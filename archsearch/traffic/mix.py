@@ -4,6 +4,7 @@
     memory_fraction: 0.9
     tensor_parallel: 4               # devices that share the target; draft_tensor_parallel: the draft
     limits: {tpot_ms: 40, ttft_ms: 800, memory_gib: 60, parameters: 2.0e+9, training_exaflop: 50}
+                                     # of means; ttft_p99_ms: 99 % of requests, where they come at a rate
     parts:
       - name: chat
         weight: 70                   # share of the tokens that are served
@@ -27,7 +28,8 @@ from typing import Any, Final
 
 from archsearch.acceptance.estimator import DOMAINS
 from archsearch.errors import ArchsearchError
-from archsearch.search.space_file import read_yaml
+from archsearch.estimate import number
+from archsearch.files import read_yaml
 from archsearch.traffic.lengths import Lengths, mean_context
 from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, Objective
 
@@ -64,10 +66,12 @@ class LoadPart:
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What must hold in every part of the load (None: nothing asked). `training_exaflop`: 6 FLOPs a parameter and token."""
+    """What must hold in every part of the load (None: nothing asked). `tpot_ms` and `ttft_ms` are of means, `ttft_p99_ms` of what
+    one request in a hundred exceeds, where they come at a rate. `training_exaflop`: 6 FLOPs a parameter and token."""
 
     tpot_ms: float | None = None
     ttft_ms: float | None = None
+    ttft_p99_ms: float | None = None
     memory_gib: float | None = None
     parameters: float | None = None
     training_exaflop: float | None = None
@@ -139,16 +143,21 @@ def mix_of(data: Any, what: str) -> Mix:
     fraction = _number(data, "memory_fraction", MEMORY_FRACTION, what)
     if not 0 < fraction <= 1:
         raise ArchsearchError(f"{what}: memory_fraction must lie between 0 and 1, got {fraction:g}")
+    limits = _limits(data.get("limits") or {}, what)
+    if limits.ttft_p99_ms is not None and any(part.requests_per_second is None for part in shared):
+        raise ArchsearchError(
+            f"{what}: ttft_p99_ms needs requests_per_second in every part: a fixed number in flight does not come by chance"
+        )
     ranks, draft_ranks = (_devices(data.get(name), f"{what}: {name}") for name in ("tensor_parallel", "draft_tensor_parallel"))
-    return Mix(shared, objective, _limits(data.get("limits") or {}, what), fraction, ranks, draft_ranks)
+    return Mix(shared, objective, limits, fraction, ranks, draft_ranks)
 
 
 def _named_apart(parts: Sequence[LoadPart]) -> list[LoadPart]:
     """The parts with names that differ: limits are kept by name, and of two alike one would be lost."""
     found: list[LoadPart] = []
-    for number, part in enumerate(parts, start=1):
+    for place, part in enumerate(parts, start=1):
         taken = any(part.name == other.name for other in found)
-        found.append(replace(part, name=f"{part.name} ({number})") if taken else part)
+        found.append(replace(part, name=f"{part.name} ({place})") if taken else part)
     return found
 
 
@@ -214,12 +223,9 @@ def _limits(data: Any, what: str) -> ServingLimits:
 def _number(data: Mapping[str, Any], name: str, default: float, what: str) -> float:
     value = data.get(name, default)
     try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):  # the last: a whole number of hundreds of digits
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        raise ArchsearchError(f"{what}: {name} must be a number, got {value!r}")
-    return number
+        return number(value)
+    except ValueError:
+        raise ArchsearchError(f"{what}: {name} must be a number, got {value!r}") from None
 
 
 def _only(data: Mapping[str, Any], known: set[str], what: str) -> None:

@@ -13,14 +13,22 @@ from numpy.typing import NDArray
 from archsearch.acceptance.grid import alphas
 from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.latency.grid import GridLatency, prompt_seconds
-from archsearch.search.grid import GridScores, feasible, taus
+from archsearch.search.grid import GridScores, feasible
 from archsearch.traffic.held import held_by_grid
 from archsearch.traffic.mix import LoadPart
 from archsearch.traffic.mix_scorer import MixScorer
-from archsearch.traffic.served import Load, busy_workload, context_of, new_tokens, shares_steps, training_exaflop
+from archsearch.traffic.served import (
+    Load,
+    busy_workload,
+    context_of,
+    new_tokens,
+    shares_steps,
+    steady,
+    training_exaflop,
+    training_tokens,
+)
 from archsearch.traffic.services import prefill_s
-from archsearch.traffic.steady import MOST_RUNNING, RoundTokens, Service, Steady, at_rate, in_flight
-from archsearch.traffic.steady_grid import ServiceGrid, SteadyGrid, serve_grid
+from archsearch.traffic.steady import MOST_RUNNING, RoundTokens, Service, Steady
 
 CHUNK: Final = 1 << 17  # numbers of seconds that are held together, [sizes, shapes]
 
@@ -29,7 +37,7 @@ CHUNK: Final = 1 << 17  # numbers of seconds that are held together, [sizes, sha
 class _Chosen:
     """A part's best server of each shape, flat: drafting at `gamma`, or (0) not. The other arrays are of the best that drafts."""
 
-    best: SteadyGrid
+    best: Steady
     gamma: NDArray[np.int8]
     drafting_gamma: NDArray[np.int8]
     tau: Array
@@ -57,8 +65,8 @@ class _PartGrid:
         self.alone_s = prefill_s(latency, target, None, busy_workload(workload, part, self.load), new)
         self.prompts = prompt_seconds(latency, self.rounds[0].grid, latency.facts.ranks_of_draft(workload), new)  # type: ignore
         plain = Service(self.at, self.decode, RoundTokens(), self.alone_s, part.output.mean, self.load.held[1],
-                        shares_steps(latency))  # fmt: skip
-        self.plain = _steady(plain, part)
+                        shares_steps(latency), part.output.cv2)  # fmt: skip
+        self.plain = steady(plain, part)
 
     def choose(self, bodies: slice) -> _Chosen:
         """The best of all gammas and of drafting nothing, of some bodies."""
@@ -71,30 +79,28 @@ class _PartGrid:
         alpha, drift = alphas(scorer.acceptance, some, context_of(scorer, self.part))
         prefill = self.alone_s + flat(self.prompts(bodies))
         held: Any = MOST_RUNNING if self.held is None else np.maximum(self.held[bodies].reshape(size), 1)
-        service = ServiceGrid(
-            self.at, np.zeros((1, size)), 1.0, 1.0, prefill, self.part.output.mean, held, shares_steps(scorer.latency)
-        )
         idle = np.stack([flat(decode + rounds.idle(bodies)) for decode, rounds in zip(self.decode, self.rounds, strict=True)])
-        off = serve_grid(replace(service, round_s=idle), self.part)
-        tokens = dict(zip(range(1, max(scorer.gammas) + 1), taus(alpha, drift, max(scorer.gammas)), strict=True))
-        squares = dict(zip(range(1, max(scorer.gammas) + 1), _squares(tokens), strict=True))
-        best: SteadyGrid | None = None
+        service = Service(self.at, idle, RoundTokens(), prefill, self.part.output.mean, held, shares_steps(scorer.latency),
+                          self.part.output.cv2)  # fmt: skip
+        off = steady(service, self.part)
+        most = RoundTokens.of(flat(alpha), drift, max(scorer.gammas))
+        best: Steady | None = None
         main = int(np.argmin(np.abs(self.at - scorer.workload.batch_size)))
         gamma = np.zeros(size, dtype=np.int8)
         kept = {name: np.zeros(size) for name in ("tau", "draft_s", "round_s")}
         for times in zip(*(rounds.rounds(bodies) for rounds in self.rounds), strict=True):
             each = times[0].gamma
             seconds = np.stack([flat(time.round_s) for time in times])
-            tau = flat(tokens[each])
-            found = serve_grid(replace(service, round_s=seconds, tau=tau, square=flat(squares[each])), self.part)
+            tokens = RoundTokens(most.reach[:each])
+            found = steady(replace(service, round_s=seconds, tokens=tokens), self.part)
             better = np.ones(size, dtype=bool) if best is None else _less(found, best)
-            best = found if best is None else _where(better, found, best)
+            best = found if best is None else found.where(better, best)
             gamma[better] = each
-            for name, values in (("tau", tau), ("draft_s", flat(times[main].draft_s)), ("round_s", seconds[main])):
+            for name, values in (("tau", tokens.tau), ("draft_s", flat(times[main].draft_s)), ("round_s", seconds[main])):
                 np.copyto(kept[name], values, where=better)
         assert best is not None
-        drafts = _less(best, off)
-        return _Chosen(_where(drafts, best, off), np.where(drafts, gamma, 0).astype(np.int8), gamma, **kept, alpha=flat(alpha))
+        drafts = _less(best, off) | (len(scorer.gammas) == 1)  # one that was asked for is priced
+        return _Chosen(best.where(drafts, off), np.where(drafts, gamma, 0).astype(np.int8), gamma, **kept, alpha=flat(alpha))
 
 
 class MixGridScorer:
@@ -152,6 +158,8 @@ class MixGridScorer:
                 fits &= (1e3 * point.tpot_s / limits.tpot_ms - 1.0 <= 0.0).reshape(some.shape)
             if limits.ttft_ms is not None:
                 fits &= (1e3 * point.ttft_s / limits.ttft_ms - 1.0 <= 0.0).reshape(some.shape)
+            if limits.ttft_p99_ms is not None:
+                fits &= (1e3 * point.ttft_p99_s / limits.ttft_p99_ms - 1.0 <= 0.0).reshape(some.shape)
             if limits.memory_gib is not None:
                 running = np.maximum(1, np.rint(point.running)).reshape(some.shape)
                 used = (count * size + some.kv_cache_bytes(part.part.context, size) * running) / 2**30
@@ -159,36 +167,15 @@ class MixGridScorer:
         if limits.parameters is not None:
             fits &= count / limits.parameters - 1.0 <= 0.0
         if limits.training_exaflop is not None:
-            fits &= training_exaflop(count, scorer.training_tokens) / limits.training_exaflop - 1.0 <= 0.0
+            tokens = training_tokens(scorer.context, count)
+            fits &= training_exaflop(count, tokens) / limits.training_exaflop - 1.0 <= 0.0
         return fits
 
 
-def _steady(service: Service, part: LoadPart) -> Steady:
-    if part.concurrency is not None:
-        return in_flight(service, part.concurrency)
-    assert part.requests_per_second is not None
-    return at_rate(service, part.requests_per_second)
-
-
-def _squares(tokens: dict[int, Array]) -> Iterator[Array]:
-    """Mean of the squared tokens of a round at each gamma, from tau at each."""
-    before, total = np.ones(()), np.ones(())
-    for gamma, tau in tokens.items():
-        total = total + (2 * gamma + 1) * (tau - before)
-        before = tau
-        yield total
-
-
-def _less(first: SteadyGrid, second: SteadyGrid) -> NDArray[np.bool_]:
+def _less(first: Steady, second: Steady) -> NDArray[np.bool_]:
     """Which of `first` is the better server: `served._cost` over arrays."""
     cost, other = (np.where(each.full, -each.tokens_per_s, each.tpot_s) for each in (first, second))
-    return np.asarray(np.where(first.full == second.full, cost < other, ~first.full))
-
-
-def _where(which: NDArray[np.bool_], first: SteadyGrid, second: SteadyGrid) -> SteadyGrid:
-    pairs = ((getattr(first, name), getattr(second, name)) for name in ("running", "tpot_s", "ttft_s", "tokens_per_s"))
-    arrays = [np.where(which, a, b) for a, b in pairs]
-    return SteadyGrid(arrays[0], arrays[1], arrays[2], arrays[3], np.where(which, first.full, second.full))
+    return np.asarray(np.where(first.full == second.full, cost < other, np.logical_not(first.full)))
 
 
 def _sum(arrays: list[Array]) -> Array:

@@ -15,7 +15,6 @@ from typing import Any
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
 from archsearch.acceptance.families import FamilyAcceptance
-from archsearch.acceptance.terms import usual_tokens
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
@@ -37,6 +36,7 @@ from archsearch.traffic.served import (
     overs,
     serve_part,
     training_exaflop,
+    training_tokens,
 )
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens
 from archsearch.workload import Workload
@@ -144,9 +144,7 @@ class MixScorer(Scorer):
 
     def _band(self, drafter: Drafter, each: ServedPart, taus: Mapping[int, Estimate] | None) -> tuple[float, float, float]:
         """Of a part's speed-up: relative std, and how far down and up its interval goes in the logarithm."""
-        if not each.gamma:
-            return 0.0, 0.0, 0.0
-        times, gamma = each.times, each.gamma
+        times, gamma = each.times, each.gamma_drafting
         row = int(abs(times.at - max(each.drafting.running, 1.0)).argmin())
         column = times.gammas.index(gamma)
         if taus is not None:
@@ -163,10 +161,15 @@ class MixScorer(Scorer):
             Estimate(float(times.verify[row, column]), float(times.verify_std[row, column]), times.source),
             self.target_correlation,
         )
-        if tau.low is None or tau.high is None:
-            return gain.relative_std, speculation.QUANTILE_95 * gain.relative_std, speculation.QUANTILE_95 * gain.relative_std
-        low, high = speculation.speedup_interval(gain, tau, (tau.low, tau.high))
-        return gain.relative_std, math.log(gain.value / low), math.log(high / gain.value)
+        down = up = speculation.QUANTILE_95 * gain.relative_std
+        if tau.low is not None and tau.high is not None:
+            low, high = speculation.speedup_interval(gain, tau, (tau.low, tau.high))
+            down, up = math.log(gain.value / low), math.log(high / gain.value)
+        if each.gamma:
+            return gain.relative_std, down, up
+        # Off is the better choice by the mean; where more is accepted drafting is, by what is left of its band.
+        left = max(0.0, up - math.log(each.drafting.tpot_s / each.off.tpot_s))
+        return left / speculation.QUANTILE_95 / 2.0, 0.0, left
 
     def over_grid(self, grid: ShapeGrid) -> ManyScores:
         from archsearch.traffic.mix_grid import MixGridScorer
@@ -181,22 +184,18 @@ class MixScorer(Scorer):
 
     def constraints(self, draft: Draft) -> dict[str, float]:
         found, drafter, limits = super().constraints(draft), as_drafter(draft), self.mix.limits
-        if limits.tpot_ms is limits.ttft_ms is limits.memory_gib is None:
+        if limits.tpot_ms is limits.ttft_ms is limits.ttft_p99_ms is limits.memory_gib is None:
             if limits.parameters is not None:
                 found["parameters"] = drafter.parameters() / limits.parameters - 1.0
             if limits.training_exaflop is not None:
-                cost = training_exaflop(drafter.parameters(), self.training_tokens) if drafter.trains else 0.0
+                tokens = training_tokens(self.context, drafter.parameters())
+                cost = training_exaflop(drafter.parameters(), tokens) if drafter.trains else 0.0
                 found["training"] = cost / limits.training_exaflop - 1.0
             return found
         return found | {each.name: each.over for each in self._overs(drafter, self.served(drafter))}
 
-    @property
-    def training_tokens(self) -> float:
-        """Tokens of text that drafts of this target are taken to be trained on."""
-        return usual_tokens(self.target)
-
     def _overs(self, drafter: Drafter, served: Sequence[ServedPart]) -> list[Any]:
-        return overs(served, self.mix, drafter, self.workload, self.training_tokens)
+        return overs(served, self.mix, drafter, self.workload, training_tokens(self.context, drafter.parameters()))
 
     def limit_words(self) -> str:
         known = {"max_parameters": self.limits.max_parameters, "max_memory": self.limits.max_memory_bytes}

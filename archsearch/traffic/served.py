@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
+from archsearch.acceptance.terms import usual_tokens
 from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
 from archsearch.search.objective import Scorer
@@ -142,25 +143,29 @@ def serve_part(
     times = times_over_batches(scorer.latency, scorer.target, drafter, workload, scorer.gammas, sizes=load.sizes)
     new, busy = new_tokens(part), busy_workload(workload, part, load)
     alone_s, both_s = (prefill_s(scorer.latency, scorer.target, each, busy, new) for each in (None, drafter))
-    shares = shares_steps(scorer.latency)
     written = part.output.mean
-    plain = replace(plain_service(times, alone_s, written, load.held[1]), shares_steps=shares)
+    shares = shares_steps(scorer.latency)
+
+    def loaded(service: Service) -> Service:
+        return replace(service, shares_steps=shares, output_cv2=part.output.cv2)
+
+    plain = loaded(plain_service(times, alone_s, written, load.held[1]))
     servers = {}
     for gamma in times.gammas:
         tokens = RoundTokens.of(acceptance.alpha.value, acceptance.drift.value, gamma, share)
         counted = tokens if tokens_of is None else tokens_of(gamma)
         if counted is not None:
-            service = drafting_service(times, gamma, counted, both_s, written, load.held[0])
-            servers[gamma] = replace(service, shares_steps=shares)
-    idle = replace(drafting_service(times, 0, RoundTokens(), both_s, written, load.held[0]), shares_steps=shares)
-    points = {gamma: _steady(server, part) for gamma, server in servers.items()}
+            servers[gamma] = loaded(drafting_service(times, gamma, counted, both_s, written, load.held[0]))
+    idle = loaded(drafting_service(times, 0, RoundTokens(), both_s, written, load.held[0]))
+    points = {gamma: steady(server, part) for gamma, server in servers.items()}
     best = min(points, key=lambda gamma: _cost(points[gamma]))
-    off = _steady(idle, part)
+    off, asked = steady(idle, part), len(scorer.gammas) == 1  # one gamma that was asked for is priced
     rate = None
     if with_rates and part.requests_per_second is not None:
         rate = crossing_rate(plain, list(servers.values()))
     return ServedPart(
-        part=part, gamma=best if _cost(points[best]) < _cost(off) else 0, drafting=points[best], plain=_steady(plain, part),
+        part=part, gamma=best if asked or _cost(points[best]) < _cost(off) else 0,
+        drafting=points[best], plain=steady(plain, part),
         off=off, tau=servers[best].tokens.tau, alpha=acceptance.alpha.value, context=part.context,
         services=(servers[best], plain), off_rate=rate, times=times, gamma_drafting=best,
     )  # fmt: skip
@@ -186,7 +191,8 @@ def _cost(steady: Steady) -> tuple[bool, float]:
     return steady.full, steady.tpot_s if not steady.full else -steady.tokens_per_s
 
 
-def _steady(server: Service, part: LoadPart) -> Steady:
+def steady(server: Service, part: LoadPart) -> Steady:
+    """The server under the part's load."""
     if part.concurrency is not None:
         return in_flight(server, part.concurrency)
     assert part.requests_per_second is not None
@@ -231,7 +237,7 @@ class Over:
 MOST_OVER: Final = 1e9  # where waiting has no end
 
 
-def overs(parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, training_tokens: float) -> list[Over]:
+def overs(parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, tokens: float) -> list[Over]:
     """Each limit of the mix with how far the drafter is over it."""
     limits, found = mix.limits, []
     for each in parts:
@@ -240,9 +246,15 @@ def overs(parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Wor
             words = f"{name}: {1e3 * point.tpot_s:.1f} ms a token, at most {limits.tpot_ms:g}"
             found.append(Over(f"{name} tpot", 1e3 * point.tpot_s / limits.tpot_ms - 1.0, words))
         if limits.ttft_ms is not None:
-            first = "no end of waiting" if math.isinf(point.ttft_s) else f"{1e3 * point.ttft_s:.0f} ms to the first token"
+            first = (
+                "no end of waiting" if math.isinf(point.ttft_s) else f"{1e3 * point.ttft_s:.0f} ms to the first token in the mean"
+            )
             over = min(1e3 * point.ttft_s / limits.ttft_ms - 1.0, MOST_OVER)
-            found.append(Over(f"{name} ttft", over, f"{name}: {first}, at most {limits.ttft_ms:g} ms"))
+            found.append(Over(f"{name} ttft", over, f"{name}: {first} (mean), at most {limits.ttft_ms:g}"))
+        if limits.ttft_p99_ms is not None and point.ttft_p99_s is not None:
+            first = "no end of waiting" if point.full else f"99 % within {1e3 * point.ttft_p99_s:.0f} ms to the first token"
+            over = min(1e3 * point.ttft_p99_s / limits.ttft_p99_ms - 1.0, MOST_OVER)
+            found.append(Over(f"{name} ttft 99 %", over, f"{name}: {first}, at most {limits.ttft_p99_ms:g} ms"))
         if limits.memory_gib is not None:
             used = drafter.bytes(workload.dtype_bytes, max(1, round(point.running)), each.context) / 2**30
             words = f"{name}: the draft takes {used:.1f} GiB, at most {limits.memory_gib:g}"
@@ -251,19 +263,25 @@ def overs(parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Wor
         words = f"{drafter.parameters() / 1e6:,.0f}M parameters, at most {limits.parameters / 1e6:,.0f}M"
         found.append(Over("parameters", drafter.parameters() / limits.parameters - 1.0, words))
     if limits.training_exaflop is not None:
-        cost = training_exaflop(drafter.parameters(), training_tokens) if drafter.trains else 0.0
+        cost = training_exaflop(drafter.parameters(), tokens) if drafter.trains else 0.0
         words = f"training takes {cost:,.3g} exaFLOP, at most {limits.training_exaflop:g}"
         found.append(Over("training", cost / limits.training_exaflop - 1.0, words))
     return found
 
 
-def training_exaflop(parameters: Any, tokens: float) -> Any:
+def training_tokens(context: AcceptanceContext, parameters: Any) -> Any:
+    """Tokens that drafters of `parameters` (a number or an array) are taken to be trained on: those that the training budget
+    buys, without one what is usual for the target."""
+    return usual_tokens(context.target) if context.budget is None else context.budget.tokens(parameters)
+
+
+def training_exaflop(parameters: Any, tokens: Any) -> Any:
     """6 FLOPs a parameter and token."""
     return 6.0 * parameters * tokens / 1e18
 
 
 def broken_limits(
-    parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, training_tokens: float
+    parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, tokens: float
 ) -> list[str]:
     """In words, each limit of the mix that the drafter breaks."""
-    return [each.words for each in overs(parts, mix, drafter, workload, training_tokens) if each.over > 0]
+    return [each.words for each in overs(parts, mix, drafter, workload, tokens) if each.over > 0]

@@ -59,7 +59,7 @@ class _Server:
     decoding: list[_Served] = field(default_factory=list)
     done: list[_Served] = field(default_factory=list)
     wake: Any = None
-    request_seconds: float = 0.0
+    steps: list[tuple[float, float, int]] = field(default_factory=list)  # end, seconds, requests that decoded
 
     def arrive(self, request: Request) -> None:
         tokens = max(request.prompt_tokens, 1)
@@ -85,7 +85,7 @@ class _Server:
                 seconds += self.service.round_at(1.0)
             yield self.env.timeout(seconds)
             if active:
-                self.request_seconds += seconds * len(active)
+                self.steps.append((self.env.now, seconds, len(active)))
             self._write(active)
             for each in read:
                 self._first(each)
@@ -160,7 +160,7 @@ def _counted(server: _Server, requests: Sequence[Request]) -> Simulated:
     late = statistics.fmean(ttft[-max(1, len(ttft) // 10) :])
     return Simulated(
         requests=len(counted),
-        running=server.request_seconds / end,
+        running=_running(server, start, span) if span > start else float(len(counted)),
         tpot_s=statistics.fmean((each.done_s - each.first_s) / (each.request.output_tokens - 1) for each in long)
         if long
         else 0.0,
@@ -169,6 +169,13 @@ def _counted(server: _Server, requests: Sequence[Request]) -> Simulated:
         tokens_per_s=sum(each.request.output_tokens for each in counted) / (end - start),
         full=end > BEHIND * span or late > 0.5 * span,
     )
+
+
+def _running(server: _Server, start: float, end: float) -> float:
+    """Requests that decode at once, from the first arrival that counts to the last: neither the warm-up
+    nor the end, when nobody arrives any more."""
+    inside = [(min(at, end) - max(at - seconds, start), running) for at, seconds, running in server.steps]
+    return sum(seconds * running for seconds, running in inside if seconds > 0.0) / (end - start)
 
 
 def poisson(rate: float, count: int, prompt: Lengths, output: Lengths, seed: int = 0) -> list[Request]:

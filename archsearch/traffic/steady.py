@@ -11,17 +11,23 @@ A request that arrives at random sees b others beside itself, hence 1 + b (exact
 processor sharing).
 
 R = (L - 1) / tau + (E[X^2] - tau) / (2 tau^2) for L output tokens, the first of them from the prefill, and X tokens a round: the
-last round of an answer ends beyond its end (renewal theory). A plain step is a round with tau = 1. Held against a discrete-event
-simulation in `traffic.simulation`.
+last round of an answer ends beyond its end (renewal theory). A plain step is a round with tau = 1.
+
+Waiting for one of the slots that memory holds is M/G/c with a rate of service that depends on how many are in: a birth-death
+chain gives the chance to wait (Erlang-C, where a request takes as long whatever runs beside it), its mean is that of M/M/c times
+(1 + cv^2) / 2 with cv that of a request's work (Allen and Cunneen, 1990), and who waits does so exponentially.
+
+Numbers may be arrays that broadcast: of many drafts, of many rates. Held against a discrete-event simulation in
+`traffic.simulation`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,150 +39,204 @@ Array = NDArray[np.float64]
 MOST_RUNNING: Final = 1024
 RATES: Final = 48  # looked at for the one above which speculation should be off
 FULL: Final = 0.995  # share of a server's capacity from which on it counts as full: waiting grows without end
+BLOCKS: Final = 64  # of numbers of requests among which the chain is summed
+RARE: Final = 0.01  # of requests that take longer than the 99th percentile
+HALVINGS: Final = 60  # of the range in which the number that runs is looked for: to the last digits
 
 
 @dataclass(frozen=True)
 class RoundTokens:
-    """Tokens of a round: `reach[i]` is the chance that a round gives more than i + 1 of them; () for plain steps."""
+    """Tokens of a round: `reach[i]` is the chance (a number, or an array of many drafts) that a round gives more than i + 1 of
+    them; () for plain steps."""
 
-    reach: tuple[float, ...] = ()
+    reach: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, alpha: float, drift: float, gamma: int, share: float = 1.0) -> RoundTokens:
+    def of(cls, alpha: Any, drift: float, gamma: int, share: float = 1.0) -> RoundTokens:
         """Of a drafter with `alpha`, its drift in logit per position, that drafts in `share` of rounds."""
         if gamma < 1:
             return cls()
         return cls(tuple(share * chance for chance in accepted_by_position(drifting_positions(alpha, drift, gamma))))
 
-    @property
-    def tau(self) -> float:
-        return 1.0 + math.fsum(self.reach)
+    @cached_property
+    def tau(self) -> Any:
+        return 1.0 + sum(self.reach)
 
-    @property
-    def square(self) -> float:
+    @cached_property
+    def square(self) -> Any:
         """Mean of the squared number of tokens."""
-        return 1.0 + math.fsum((2 * i + 3) * chance for i, chance in enumerate(self.reach))
+        return 1.0 + sum((2 * i + 3) * chance for i, chance in enumerate(self.reach))
 
-    def rounds(self, tokens: float) -> float:
+    def rounds(self, tokens: float) -> Any:
         """Mean rounds until at least `tokens` tokens are written."""
         if tokens <= 0.0:
             return 0.0
-        return max(1.0, tokens / self.tau + (self.square - self.tau) / (2.0 * self.tau**2))
+        return np.maximum(1.0, tokens / self.tau + (self.square - self.tau) / (2.0 * self.tau**2))
 
 
 @dataclass(frozen=True)
 class Service:
-    """What a server does for a request. `at`: batch sizes, ascending; `round_s`: seconds of a round at each; `prefill_s`: seconds
-    that a request's prompt adds; `output_tokens`: mean; `held`: most requests that memory holds."""
+    """What a server does for a request. `at`: batch sizes, ascending; `round_s`: seconds of a round at each, [sizes] or
+    [sizes, drafts]; `prefill_s`: seconds that a request's prompt adds; `output_tokens`: mean; `held`: most requests that memory
+    holds; both of all or [drafts]."""
 
     at: Array
     round_s: Array
     tokens: RoundTokens
-    prefill_s: float
+    prefill_s: Any
     output_tokens: float
-    held: int = MOST_RUNNING
+    held: Any = MOST_RUNNING
     shares_steps: bool = True  # prompts are read in the steps of those that decode; else in steps of their own, first
+    output_cv2: float = 0.0  # squared coefficient of variation of the output's length
 
     @cached_property  # asked at every step of every fixed point
-    def rounds(self) -> float:
+    def rounds(self) -> Any:
         """Rounds a request."""
         return self.tokens.rounds(self.output_tokens - 1.0)
 
     @property
-    def steps(self) -> float:
+    def steps(self) -> Any:
         """Steps a request takes part in: its rounds, and the one in which its prompt is read where prompts share them."""
         return self.rounds + (1.0 if self.shares_steps else 0.0)
 
-    def round_at(self, running: float) -> float:
+    def round_at(self, running: Any) -> Any:
         """Seconds of a round while `running` requests decode: between the batch sizes that are known, and by the slope over the
         upper half of them beyond: from one to the next a batch may take less, where one was measured and the other was not."""
-        batch = max(running, 1.0)
-        if batch <= self.at[-1] or len(self.at) == 1:
-            return float(np.interp(batch, self.at, self.round_s))
-        half = upper_half(self.at)
-        slope = max(0.0, (self.round_s[-1] - self.round_s[half]) / (self.at[-1] - self.at[half]))
-        return float(self.round_s[-1] + slope * (batch - self.at[-1]))
+        at, last = self.at, len(self.at) - 1
+        if not last:
+            return self.round_s[0]
+        batch = np.maximum(running, 1.0)
+        if self.round_s.ndim > 1:
+            batch = np.broadcast_to(batch, self.round_s.shape[1:])
+        low = np.minimum(np.searchsorted(at, batch, side="right") - 1, last - 1)
+        below, above = _taken(self.round_s, low), _taken(self.round_s, low + 1)
+        within = below + (above - below) / (at[low + 1] - at[low]) * (batch - at[low])
+        half = max(0, int(np.searchsorted(at[:-1], at[-1] / 2.0, side="right")) - 1)
+        slope = np.maximum(0.0, (self.round_s[-1] - self.round_s[half]) / (at[-1] - at[half]))
+        return np.where(batch <= at[-1], within, self.round_s[-1] + slope * (batch - at[-1]))[()]
 
-    def requests_per_s(self, running: float) -> float:
+    def requests_per_s(self, running: Any) -> Any:
         """Requests finished a second while `running` of them decode."""
-        return 1.0 / (self.prefill_s + self.steps * self.round_at(running) / max(running, 1.0))
+        return 1.0 / (self.prefill_s + self.steps * self.round_at(running) / np.maximum(running, 1.0))
 
     @cached_property
-    def most_requests_per_s(self) -> float:
+    def most_requests_per_s(self) -> Any:
         """The highest rate that it can serve."""
-        sizes = sorted({self.held, *(int(size) for size in self.at if size <= self.held), 1})
-        return max(self.requests_per_s(size) for size in sizes)
+        most = np.maximum(self.requests_per_s(self.held), self.requests_per_s(1.0))
+        for size in self.at:
+            most = np.where(size <= self.held, np.maximum(most, self.requests_per_s(size)), most)
+        return _number(most)
 
 
-def upper_half(at: Array) -> int:
-    """Where the last batch size stands that is at most half of the largest; of two or more."""
-    return int(max(0, np.searchsorted(at[:-1], at[-1] / 2.0, side="right") - 1))
+def _taken(seconds: Array, rows: Any) -> Array:
+    """A row of each draft's column [sizes, drafts], or the rows of the only column."""
+    return seconds[rows, np.arange(seconds.shape[1])] if seconds.ndim > 1 else seconds[rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
     """A server in steady state. `running`: requests that decode at once; `full`: more arrive than it serves, so that waiting has
-    no end and `ttft_s` is infinite. `tpot_s`: seconds per output token after the first, with the prefills in between."""
+    no end and `ttft_s` is infinite. `tpot_s`: seconds per output token after the first, with the prefills in between. `ttft_s` is
+    a mean, `ttft_p99_s` what one in a hundred exceeds: of requests that come by chance, None of a fixed number in flight."""
 
-    requests_per_s: float
-    running: float
-    tpot_s: float
-    ttft_s: float
-    tokens_per_s: float
-    utilisation: float
-    full: bool = False
+    requests_per_s: Any
+    running: Any
+    tpot_s: Any
+    ttft_s: Any
+    tokens_per_s: Any
+    utilisation: Any
+    full: Any = False
+    ttft_p99_s: Any = None
+
+    def where(self, which: NDArray[np.bool_], other: Steady) -> Steady:
+        """This where `which` says so, else the other."""
+        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        return Steady(*(None if mine is None else _number(np.where(which, mine, its)) for mine, its in pairs))
 
 
-def in_flight(service: Service, concurrency: int) -> Steady:
+def in_flight(service: Service, concurrency: Any) -> Steady:
     """`concurrency` requests in flight at all times; those that memory does not hold wait.
 
     Raises ArchsearchError for fewer than one.
     """
-    if concurrency < 1:
+    if np.any(np.less(concurrency, 1)):
         raise ArchsearchError(f"at least 1 request must be in flight, got {concurrency}")
-    running = min(concurrency, service.held)
+    running = np.minimum(concurrency, service.held)
     rate = service.requests_per_s(running)
-    together = 1.0 + (running - 1.0) / (2.0 * max(service.rounds, 1.0))  # prefills of those that ended in the same round
+    together = 1.0 + (running - 1.0) / (2.0 * np.maximum(service.rounds, 1.0))  # prefills of those that ended in the same round
     reading = together * service.prefill_s + (service.steps - service.rounds) * service.round_at(running)
     ttft = (concurrency - running) / rate + reading
-    decoding = running / rate - reading
-    return Steady(rate, running, _per_token(decoding, service), ttft, rate * service.output_tokens, 1.0)
+    return _steady(service, running, running / rate - reading, ttft, None, rate, 1.0)
 
 
-def at_rate(service: Service, requests_per_s: float) -> Steady:
-    """`requests_per_s` arriving at random (Poisson); the operating point by fixed point.
+def slot_waiting(service: Service, requests_per_s: Any) -> tuple[Any, Any]:
+    """The chance that a request finds all slots taken, and the mean seconds that it then waits for one.
+
+    The chain is summed from all slots taken downwards, in BLOCKS of numbers of requests between which the rate of service is
+    taken to be the same (exact up to BLOCKS slots). Below what is served: see FULL.
+    """
+    held = np.asarray(service.held, dtype=float)
+    size = np.maximum(held / BLOCKS, 1.0)
+    top = service.requests_per_s(held)
+    log_share = below = 0.0 * top
+    for block in range(BLOCKS):
+        at = held - block * size
+        ratio = service.requests_per_s(np.maximum(at - (size - 1.0) / 2.0, 1.0)) / requests_per_s
+        near = np.abs(ratio - 1.0) < 1e-9
+        grown = np.expm1(np.minimum(size * np.log(ratio), 500.0))
+        states = np.where(near, size, ratio * grown / np.where(near, 1.0, ratio - 1.0))
+        below = below + np.where(at > 0.5, np.exp(np.minimum(log_share, 500.0)) * states, 0.0)
+        log_share = log_share + size * np.log(ratio)
+    above = 1.0 / (1.0 - np.minimum(requests_per_s / top, FULL))
+    work = service.output_cv2 + (service.tokens.square / service.tokens.tau**2 - 1.0) / np.maximum(service.rounds, 1.0)
+    waited = (1.0 + work) / 2.0 / np.maximum(top - requests_per_s, (1.0 - FULL) * top)
+    return above / (above + below), waited
+
+
+def at_rate(service: Service, requests_per_s: Any) -> Steady:
+    """`requests_per_s` arriving at random (Poisson), one rate or one each; the operating point by fixed point.
 
     Raises ArchsearchError for a rate that is not positive.
     """
-    if not requests_per_s > 0.0 or not math.isfinite(requests_per_s):
+    if not np.all(np.greater(requests_per_s, 0.0) & np.isfinite(requests_per_s)):
         raise ArchsearchError(f"requests per second must be a positive number, got {requests_per_s}")
     most = service.most_requests_per_s
-    if requests_per_s >= FULL * most:
-        full = in_flight(service, service.held)
-        return Steady(full.requests_per_s, full.running, full.tpot_s, math.inf, full.tokens_per_s, requests_per_s / most, True)
-    prefilling = requests_per_s * service.prefill_s
-    low, high = 0.0, float(service.held)
-
-    def beyond(running: float) -> float:
-        """How much more decodes than would be needed."""
-        return running - requests_per_s * service.rounds * service.round_at(min(running + 1.0, service.held)) / (1.0 - prefilling)
-
-    for _ in range(80):
+    full = requests_per_s >= FULL * most
+    prefilling = np.minimum(requests_per_s * service.prefill_s, 1.0 - 1e-9)  # of those that are full: not used
+    low, high = 0.0 * (most + requests_per_s), service.held + 0.0 * (most + requests_per_s)
+    for _ in range(HALVINGS):
         middle = (low + high) / 2.0
-        low, high = (low, middle) if beyond(middle) >= 0.0 else (middle, high)
-    running = high
-    round_s = service.round_at(min(running + 1.0, service.held))
+        needed = requests_per_s * service.rounds * service.round_at(np.minimum(middle + 1.0, service.held)) / (1.0 - prefilling)
+        enough = middle - needed >= 0.0
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    round_s = service.round_at(np.minimum(high + 1.0, service.held))
     decoding = service.rounds * round_s / (1.0 - prefilling)
     waits = prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))  # behind other prompts (M/D/1)
-    busy = min(1.0, prefilling + (1.0 - prefilling) * (1.0 - math.exp(-running)))
+    if service.shares_steps:  # prompts of one step end together: later than by turns, whose mean wait is the same
+        waits = waits * (1.0 + prefilling / (1.0 + prefilling))
+    busy = np.minimum(1.0, prefilling + (1.0 - prefilling) * (1.0 - np.exp(-high)))
     step_s = round_s / (1.0 - prefilling)  # with the prompts in it; a prompt waits for one and is read in the next
-    ttft = service.prefill_s + waits + step_s * (0.5 * busy + service.steps - service.rounds)
-    rate = requests_per_s
-    return Steady(rate, running, _per_token(decoding, service), ttft, rate * service.output_tokens, rate / most)
+    chance, waited = slot_waiting(service, np.minimum(requests_per_s, FULL * most))
+    read = service.prefill_s + waits + step_s * (0.5 * busy + service.steps - service.rounds)
+    behind = service.prefill_s / (2.0 * (1.0 - prefilling)) * np.log(np.maximum(prefilling / RARE, 1.0))
+    late = read + np.maximum(waited * np.log(np.maximum(chance / RARE, 1.0)), behind - waits)
+    open_ = _steady(service, high, decoding, read + chance * waited, late, requests_per_s, requests_per_s / most)
+    if not np.any(full):
+        return open_
+    shut = replace(in_flight(service, service.held), ttft_s=np.inf, ttft_p99_s=np.inf, full=True)
+    return replace(shut, utilisation=requests_per_s / most).where(full, open_)
 
 
-def _per_token(decoding_s: float, service: Service) -> float:
-    return decoding_s / max(service.output_tokens - 1.0, 1.0)
+def _steady(service: Service, running: Any, decoding: Any, ttft: Any, late: Any, rate: Any, used: Any) -> Steady:
+    tpot = decoding / max(service.output_tokens - 1.0, 1.0)
+    numbers = [_number(each) for each in (rate, running, tpot, ttft, rate * service.output_tokens, used)]
+    requests, decode, token, first, given, share = numbers
+    return Steady(requests, decode, token, first, given, share, False, None if late is None else _number(late))
+
+
+def _number(value: Any) -> Any:
+    """An array as it is; a number as Python's own, which JSON knows."""
+    return value if np.ndim(value) else np.asarray(value).item()
 
 
 def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:
@@ -184,15 +244,13 @@ def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:
     taken: where speculation should be off. None where drafting is faster at every rate that is served; 0 where it never is."""
     able = max(service.most_requests_per_s for service in drafting)
     top = min(plain.most_requests_per_s, able) * FULL * 0.999
-    rates = [float(rate) for rate in np.geomspace(top / 200.0, top, RATES)]
-    gains = []
-    for rate in rates:
-        points = [at_rate(service, rate) for service in drafting]
-        best = min((point.tpot_s for point in points if not point.full), default=math.inf)
-        gains.append(max(at_rate(plain, rate).tpot_s / best, 1e-9))
+    rates = np.geomspace(top / 200.0, top, RATES)
+    points = [at_rate(service, rates) for service in drafting]
+    best = np.min([np.where(point.full, np.inf, point.tpot_s) for point in points], axis=0)
+    gains = np.maximum(at_rate(plain, rates).tpot_s / best, 1e-9).tolist()
     if gains[0] <= 1.0:
         return 0.0
-    steps = list(zip(rates, gains, strict=True))
+    steps = list(zip(rates.tolist(), gains, strict=True))
     for (rate, before), (after_rate, after) in zip(steps, steps[1:], strict=False):
         if before > 1.0 >= after:
             share = math.log(before) / (math.log(before) - math.log(after))

@@ -145,6 +145,5 @@ def _draft_parts(
     latency: Any, model: Architecture, workload: Workload, gammas: Sequence[int]
 ) -> list[tuple[Architecture, Part, int]]:
     served, ranks = latency.facts.served_draft(model), latency.facts.ranks_of_draft(workload)
-    costs = latency.rounds.costs if latency.rounds is not None else None
-    tokens = {costs.first_pass_tokens(gamma) if costs is not None else 1 for gamma in gammas} | {1}
+    tokens = {latency.first_tokens(gamma) for gamma in gammas} | {1}
     return [(served, Part(workload.batch_size, count, workload.context_len, 1), ranks) for count in sorted(tokens)]

@@ -117,6 +117,33 @@ def greedy_matches(draft: Any, sequences: Sequence[CachedSequence], *, batch_tok
     return [r for r in results if r is not None]
 
 
+def heldout_divergence(
+    draft: Any, head: torch.Tensor, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096
+) -> tuple[float, float]:
+    """(Kullback-Leibler divergence of the draft from the target in nats a token, share of the
+    target's greedy tokens that the draft has) on texts of the target.
+
+    `head` [vocab, target hidden]: the target's. A trimmed vocabulary renormalises the target.
+    """
+    kept = kept_token_ids(draft)
+    weight = draft.lm_head.weight
+    rows = head.to(weight.device).float()
+    rows = rows if kept is None else rows[kept]
+    nats, known, count = 0.0, 0, 0
+    with torch.inference_mode():
+        for chosen in by_length(sequences, batch_tokens):
+            batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
+            states = draft_states(draft, batch)
+            for part in torch.arange(len(batch.greedy_ids), device=weight.device).split(512):
+                said = functional.log_softmax(functional.linear(states[part], weight).float(), -1)
+                meant = functional.log_softmax(functional.linear(batch.hidden[part].float(), rows), -1)
+                nats += float(functional.kl_div(said, meant, reduction="sum", log_target=True))
+            known += len(batch.greedy_ids) if kept is None else int(torch.isin(batch.greedy_ids, kept).sum())
+            count += len(batch.greedy_ids)
+    # Of a draft that says what the target says, rounding takes the sum below zero.
+    return max(nats, 0.0) / max(count, 1), known / max(count, 1)
+
+
 def by_length(sequences: Sequence[CachedSequence], batch_tokens: int) -> Iterator[list[int]]:
     """Indices of `sequences` in groups of like length, shortest first: one, or at most `batch_tokens` tokens when padded."""
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))

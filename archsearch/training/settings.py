@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.training.pace import Slowdown
 
 Progress = Callable[[dict[str, Any]], None]
+HELDOUT_SEQUENCES: Final = 64  # answers that are kept out to compare drafts on, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class DistillConfig:
     train_head: bool = True
     embedding_noise: float = 0.0
     shortlist: int = 8192
-    heldout_sequences: int = 64
+    heldout_sequences: int = HELDOUT_SEQUENCES
     evaluations: int = 8
     evaluate_at: tuple[int, ...] = ()
     look_ratio: float | None = None

@@ -20,8 +20,8 @@ from archsearch.latency.model import LatencyModel
 from archsearch.latency.ops import op_of
 from archsearch.latency.roofline import RELATIVE_STD, RooflineLatency
 from archsearch.profiles import ForwardShape, Profile, RoundShape, list_profiles
-from archsearch.profiling.cycles import round_law
 from archsearch.workload import Workload
+from gpuday.cycles import round_law
 from gpuday.runner import data_of
 
 

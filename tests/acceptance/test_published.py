@@ -67,6 +67,21 @@ def test_a_broken_row_is_named(tmp_path) -> None:
         load_published(path)
 
 
+def test_a_row_says_how_its_draft_came_to_be(rows, tmp_path) -> None:
+    header, first = [line for line in PUBLISHED_FILE.read_text().splitlines(keepends=True) if not line.startswith("#")][:2]
+    path = tmp_path / "table.csv"
+    path.write_text(header + first.replace(",pretrained,", ",,"))
+    with pytest.raises(ArchsearchError, match="'obs0001' is broken: init '' is none of random, target_layers"):
+        load_published(path)
+    path.write_text(header + first.replace(",pretrained,1e+12,,0,", ",pretrained,,,,"))
+    with pytest.raises(ArchsearchError, match="pretrain_tokens or distill_tokens"):
+        load_published(path)
+    by_id = {row.id: row for row in rows}
+    assert by_id["obs0903"].training == "target" and by_id["obs0903"].distill_tokens == 1.26e8
+    assert by_id["obs0051"].pretrain_tokens == 1.5e10 and by_id["obs0051"].temperature == 0.0
+    assert by_id["obs0044"].init == "pruned" and by_id["obs0044"].parent_tokens == 1e12
+
+
 def test_the_study_of_shapes_is_read_and_a_broken_row_is_named(tmp_path) -> None:
     study = load_shape_study()
     assert len({anchor.architecture for anchor in study}) >= 45

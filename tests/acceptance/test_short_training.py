@@ -61,10 +61,3 @@ def test_what_was_measured_at_the_end_stands_for_the_short_training() -> None:
     others = {shape: level for shape, level in LEVELS.items() if shape != SHAPES[1]}
     assert estimator.prior_.predict(SHAPES[2], CONTEXT) == rung(others).fit([end]).prior_.predict(SHAPES[2], CONTEXT) != before
     assert estimator.fit([]).prior_.predict(SHAPES[2], CONTEXT) == before
-
-
-def test_the_given_prior_is_left_alone() -> None:
-    prior = PriorAcceptance()
-    before = prior.predict(SHAPES[2], CONTEXT)
-    rung(prior=prior)
-    assert prior.predict(SHAPES[2], CONTEXT) == before

@@ -223,8 +223,8 @@ def test_opt_has_two_more_positions_biases_and_tied_embeddings():
         ),
         ({"model_type": "llama4", "hidden_size": 64}, "text_config"),
         (
-            {"model_type": "llama4_text", **SMALL, "num_key_value_heads": 4, "interleave_moe_layer_step": 2},
-            "interleave_moe_layer_step=2",
+            {"model_type": "llama4_text", **SMALL, "num_key_value_heads": 4, "interleave_moe_layer_step": 0},
+            "interleave_moe_layer_step must be a whole number",
         ),
         ({"model_type": "deepseek_v3", **SMALL, "moe_intermediate_size": 64}, "qk_nope_head_dim"),
         ({"archsearch": {"architecture": {"hidden_size": 64}}}, "incomplete"),

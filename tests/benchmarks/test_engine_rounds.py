@@ -90,7 +90,7 @@ def test_errors_of_a_list() -> None:
     assert benchmark.errors([(None, 1.0)]) is None
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_published_rounds_that_no_constant_was_fitted_to() -> None:
     result = benchmark.run()
     held_out = result["left_one_source_out"]
@@ -111,6 +111,7 @@ SHIPPED = {
     "serial_round": [("vllm-head-serial", "round_s")],
     "serial_token": [("vllm-head-serial", "host_token_s")],
     "serial_layer": [("vllm-head-serial", "host_layer_s")],
-    "sglang_sync": [("sglang-sync", "round_s")],
+    # sglang_sync is not held here: what ships was refitted on two further published rows (SpecForge
+    # issue 339, in benchmarks/strangers.py), which this benchmark's older rows do not include.
     "sglang_overlap": [("sglang-overlap", "round_s")],
 }

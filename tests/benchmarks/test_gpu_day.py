@@ -384,7 +384,7 @@ def test_what_does_not_fit_is_named_and_the_step_goes_on(tmp_path: Path, monkeyp
     assert found["failed"] == {"deep draft, gamma 1": "CUDA out of memory"} and len(found["rows"]) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_whole_rehearsal_is_killed_and_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, str(GPU_DAY), "--dry-run", "--output", str(tmp_path), "--check", "2", "--json"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

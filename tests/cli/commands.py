@@ -15,6 +15,7 @@ from archsearch.cli import main
 SEARCH = ("search", "--target", "target", "--gpu", "cpu", "--space", "tiny.yaml", "--context", "64", "--trials", "24")
 CONFIRM = (
     *SEARCH, "--prompts", "prompts.jsonl", "--answer-tokens", "32", "--confirm", "1", "--finalists", "1", "--time-budget", "4s",
+    "--anyway",  # the tiny target is too fast for any draft
 )  # fmt: skip
 UNDER_LOAD = ("confirm", "runs/a", "--synthetic", "--engine", "vllm", "--engine-python", sys.executable)
 ESTIMATE = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--gpu", "a100")

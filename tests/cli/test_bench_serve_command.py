@@ -59,7 +59,8 @@ def test_a_server_that_stops_answering(tmp_path: Path) -> None:
         words = refused("bench-serve", "--server-url", url, "--concurrency", "1", *FEW, "--output", str(path), "--json", code=1)
     assert "stopped answering after 5 of 12 requests" in words and str(path) in words
     kept = json.loads(path.read_text())
-    assert len(kept["with_draft_requests"]) == 5 and "stopped answering" in kept["stopped"]
+    failed = [bool(request["error"]) for request in kept["with_draft_requests"]]
+    assert failed == [False] * 5 + [True] * 5 and "stopped answering" in kept["stopped"]
 
 
 def test_ctrl_c_in_the_middle(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_servers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         words = refused("bench-serve", "--server-url", url, "--concurrency", "2", *FEW, "--json", code=1)
     assert "refuses requests: status 400" in words and "max_tokens is too large" in words
     for url in ("ftp://x", "http://127.0.0.1:port", "http://127.0.0.1:99999"):
-        assert "no address" in refused("bench-serve", "--server-url", url, "--concurrency", "2", "--json")
+        assert "is no server address" in refused("bench-serve", "--server-url", url, "--concurrency", "2", "--json")
     assert "give one of" in refused(*nobody)
     assert "must be positive" in refused(*nobody, "--requests-per-second", "-2")
     assert "give both --target and --draft" in refused(*nobody, "--concurrency", "2", "--target", "llama-13b")

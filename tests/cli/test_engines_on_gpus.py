@@ -55,12 +55,13 @@ def test_engines_side_by_side(tmp_path: Path) -> None:
     assert first["engine_class"] == "draft steps in one CUDA graph" and "no CUDA graph" in second["engine_class"]
     assert first["bound"] == "gpu" and first["free_layers"] is None
     assert second["bound"] == "host" and 0 < second["free_layers"] < 24
-    assert second["round_s"]["value"] == pytest.approx(second["host_s"]["value"])
+    # the mean of the larger of two uncertain times lies above the host's, which decides
+    assert second["host_s"]["value"] <= second["round_s"]["value"] <= 1.1 * second["host_s"]["value"]
     (apart,) = result["differences"]
     assert (apart["engine"], apart["other"], apart["term"]) == ("sglang", "vllm", "overhead_s")
     host = f"the host's {1e3 * second['host_s']['value']:.1f} ms to launch 24 layers 4 times; the kernels take"
-    assert f"{first['speedup']['value']:.2f}x against vllm {second['speedup']['value']:.2f}x: {host}" in apart["words"]
-    text = call(*arguments).stdout
+    assert f"{first['speedup']['value']:.2f}x, vllm {second['speedup']['value']:.2f}x: in vllm {host}" in apart["words"]
+    text = call(*arguments, "--explain").stdout
     assert apart["words"] in text and f"Served by vllm {NEWEST} (the newest known), no CUDA graph for the draft." in text
     assert "free layers" in text and "WARNING: vllm" in text
 
@@ -92,7 +93,7 @@ def test_one_engine_warns_and_what_it_promises_is_what_comes(tmp_path: Path) -> 
         f"which would bring {mended['speedup']['value']:.2f}x instead of {warned['drafts'][0]['speedup']['value']:.2f}x"
         in warning
     )
-    text = call("estimate", *PAIR).stdout
+    text = call("estimate", *PAIR, "--explain").stdout
     assert f"WARNING: {warning}." in text and "bound by the host's" in text and "layers are free" in text
     assert "break-even alpha" in text, "the columns of one engine stay"
 
@@ -176,7 +177,7 @@ def test_a_search_names_who_serves(runs: Path) -> None:
     assert "round_s,round_s_std" in (runs / "runs/default/trials.csv").read_text().splitlines()[0]
     page = (runs / "runs/default/report.html").read_text()
     assert default["served"] in page and "round, ms" in page
-    text = call(*SEARCH, "--run", "runs/default").stdout
+    text = call(*SEARCH, "--run", "runs/default", "--explain").stdout
     assert f"Free layers: {default['free_layers']:.1f} (" in text
     assert f"served by {default['served']}." in text and all(f"WARNING: {warning}." in text for warning in default["warnings"])
     words = " ".join(call("report", "runs/default").stdout.split())
@@ -186,8 +187,7 @@ def test_a_search_names_who_serves(runs: Path) -> None:
 def test_an_engine_that_archsearch_does_not_run_ranks_and_says_who_confirms(runs: Path) -> None:
     line = refused(*SEARCH, "--engine", "sglang", "--confirm", "1")
     assert "does not run SGLang: it ranks drafts for it and exports them; confirm with --engine transformers or vllm" in line
-    assert "--engine transformers or vllm" in refused("confirm", "runs/sglang", "--synthetic")
-    assert "archsearch confirm runs/sglang --rank 1 --engine vllm" in call("report", "runs/sglang").stdout
+    assert "rank 1 exists" in refused("confirm", "runs/sglang", "--synthetic")
     result = last_json(call(*SEARCH, "--engine", "sglang", "--time-budget", "15m", "--run", "runs/more", "--json"))
     assert any("does not run SGLang" in note for note in result["notes"])
 
@@ -217,7 +217,7 @@ def test_a_run_of_0_1_0_for_transformers_in_graph_mode_reopens(runs: Path) -> No
     for path in run.glob("best/*/score.json"):
         score = json.loads(path.read_text())
         path.write_text(json.dumps({name: score[name] for name in list(score) if name not in
-                                    ("round_s", "host_s", "bound", "engine", "engine_version")}))  # fmt: skip
+                                    ("round_s", "host_s", "bound", "engine", "engine_version", "needs")}))  # fmt: skip
     before = files_in(run)
     assert "Speculation" in call("report", "runs/default").stdout
     assert "gamma" in call("schedule", "runs/default").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.doubles.world import TINY, make_model_folder
 def test_estimate(world: Path) -> None:
     make_model_folder(world / "draft", TINY.replace(num_hidden_layers=1, hidden_size=32, num_attention_heads=2), weights=False)
     arguments = ("estimate", "--target", "target", "--draft", "draft", "--gpu", "cpu", "--context", "64", "--alpha", "0.7")
-    text = call(*arguments).stdout
+    text = call(*arguments, "--explain").stdout
     assert "speed-up" in text and "Note" not in text and "profile" in text
     result = last_json(call(*arguments, "--json"))
     (entry,) = result["drafts"]
@@ -28,7 +29,7 @@ def test_estimate(world: Path) -> None:
 def test_estimate_on_a_gpu_nobody_profiled_is_marked(tmp_path: Path) -> None:
     arguments = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--draft", "sheared-llama-1.3b", "--gpu", "a10")
     text = call(*arguments).stdout
-    assert "roofline" in text and "tensor parallel 2" in text and "nobody has profiled" in text
+    assert "roofline" in text and "2 devices" in text and "nobody has profiled" in " ".join(text.split())
     result = last_json(call(*arguments, "--json"))
     assert {entry["draft_s"]["source"] for entry in result["drafts"]} == {"roofline"}
     assert result["drafts"][0]["speedup"]["value"] >= result["drafts"][1]["speedup"]["value"]
@@ -36,12 +37,12 @@ def test_estimate_on_a_gpu_nobody_profiled_is_marked(tmp_path: Path) -> None:
 
 def test_estimate_from_shipped_tables_says_where_they_come_from(tmp_path: Path) -> None:
     arguments = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--draft", "sheared-llama-1.3b", "--gpu", "a100")
-    text = call(*arguments).stdout
+    text = call(*arguments, "--explain").stdout
     assert "graph mode" in text and "aiconfigurator-core 0.12.0" in text and "not measured by archsearch" in text
     result = last_json(call(*arguments, "--json"))
     assert {entry["draft_s"]["source"] for entry in result["drafts"]} == {"modelled"}
     assert result["workload"]["mode"] == "graph" and result["workload"]["tensor_parallel"] == 1
-    eager = call(*arguments, "--mode", "eager", "--alpha", "0.7").stdout
+    eager = call(*arguments, "--mode", "eager", "--alpha", "0.7", "--explain").stdout
     assert "published constant of another stack" in eager
 
 
@@ -56,7 +57,7 @@ def test_estimate_knows_how_catalogue_drafts_were_trained(tmp_path: Path) -> Non
     (entry,) = last_json(call(*arguments))["drafts"]
     (distilled,) = last_json(call(*arguments, "--training", "target"))["drafts"]
     assert (entry["training"], distilled["training"]) == ("other", "target")
-    assert entry["alpha"]["value"] < 0.45 and distilled["alpha"]["value"] > entry["alpha"]["value"] + 0.25
+    assert 0.38 < entry["alpha"]["value"] < 0.75 and distilled["alpha"]["value"] > entry["alpha"]["value"] + 0.1
     assert "'mine' is not one of 'target', 'shared', 'other'" in refused(*arguments, "--training", "mine")
 
 
@@ -81,7 +82,7 @@ def test_an_alpha_that_is_none(alpha: str) -> None:
         (("--temperature", "-1"), "temperature must lie between 0 and 5, got -1"),
         (("--temperature", "hot"), "--temperature"),
         (("--dtype", "int3"), "unknown dtype 'int3'"),
-        (("--dtype", "float8_e4m3fn"), "float8_e4m3fn"),
+        (("--dtype", "gguf"), "nvfp4"),  # the line lists what there is; fp8 on an A100 is a format of weights
         (("--mode", "magic"), "--mode"),
         (("--tensor-parallel", "0"), "--tensor-parallel"),
         (("--tensor-parallel", "3"), "tensor_parallel=3"),  # 40 heads of llama-13b do not divide by 3
@@ -118,7 +119,7 @@ def test_estimate_compares_families(tmp_path: Path) -> None:
         "--draft",
         "ngram",
     )
-    text = call(*asked, "--engine", "vllm").stdout
+    text = call(*asked, "--engine", "vllm", "--explain").stdout
     assert "Note: eagle3: the shape of yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in text
     assert "the draft's loop in one CUDA graph" in text and "drafting on the host" in text
     assert "served by vllm 0.33.0 (the newest known)." in text
@@ -152,3 +153,50 @@ def test_estimate_prices_heads_in_versions_without_independent_drafts(tmp_path: 
     (entry,) = last_json(call(*asked, "--json"))["drafts"]
     assert entry["engine_version"] == "0.10.0" and "waits for the accepted tokens" in entry["engine_class"]
     assert "does not run such drafts" in refused(*asked, "--draft", "llama-3.2-1b")
+
+
+H100 = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100")
+
+
+def test_published_tokens_a_round_are_taken_as_they_are() -> None:
+    given = ("--tau", "1.86", "--gamma", "3")
+    drafts = last_json(call(*H100, "--draft", "eagle3", "--draft", "ngram", *given, "--json"))["drafts"]
+    for draft in drafts:  # of lookups too, over all rounds
+        assert draft["tau"]["value"] == pytest.approx(1.86, abs=1e-6) and draft["gamma"] == 3
+    assert "tau 1.86 at gamma 3 given" in call(*H100, "--draft", "eagle3", *given, "--explain").stdout
+    few = last_json(call(*H100, "--draft", "ngram", "--tau", "3.9", "--gamma", "3", "--json"))["drafts"]
+    assert few[0]["tau"]["value"] == pytest.approx(3.9, abs=1e-6)  # more than usual matches would give in every round
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--tau", "1.86"), "--tau is of one gamma: say it"),
+        (("--tau", "5", "--gamma", "3"), "--tau 5 at --gamma 3 must lie between 1 and 4"),
+        (("--tau", "2", "--gamma", "3", "--alpha", "0.5"), "say the same"),
+        (("--tau", "2", "--gamma", "3", "--sweep", "gamma"), "leave out --sweep gamma"),
+        (("--trained-tokens", "0"), "--trained-tokens"),
+        (("--trained-tokens", "many"), "--trained-tokens"),
+    ],
+)
+def test_what_cannot_be_published_is_refused(more: tuple[str, ...], why: str) -> None:
+    assert why in refused(*H100, "--draft", "eagle3", *more)
+
+
+def test_a_head_of_unknown_training_is_wide_downwards(tmp_path: Path) -> None:
+    """Heads that a course trained on 3,000 samples had tau 1.33 to 1.52, published ones 1.6 to 2.1."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 12288,
+        "num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+        "draft_vocab_size": 32000,
+    }  # fmt: skip
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    asked = ("estimate", "--target", "qwen3-8b", "--gpu", "h100", "--draft", str(tmp_path / "head"), "--gamma", "3", "--json")
+    unknown, told = (last_json(call(*asked, *more))["drafts"][0] for more in ((), ("--trained-tokens", "3e6")))
+    assert "--trained-tokens" in " ".join(unknown["notes"]) and "--trained-tokens" not in " ".join(told["notes"])
+    assert unknown["tau"]["low"] < 1.33 and unknown["tau"]["high"] > 2.1
+    assert told["tau"]["value"] < unknown["tau"]["value"] and told["tau"]["std"] < unknown["tau"]["std"]
+    (tmp_path / "head" / "training.json").write_text(json.dumps({"tokens": 3e6}))
+    recorded = last_json(call(*asked))["drafts"][0]
+    assert recorded["tau"]["value"] == pytest.approx(told["tau"]["value"])

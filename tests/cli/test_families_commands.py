@@ -31,8 +31,10 @@ def test_all_families_that_the_engine_runs_compete(searched: tuple[dict, Path]) 
     families = {item["family"] for item in result["families"]}
     assert families == {"independent", "eagle3", "eagle", "medusa", "ngram", "suffix", "peagle", "pard", "dflash"}
     # what is assumed of a family ranks it by the lower end of its interval
+    # inside a group that cannot be told apart what takes least to have leads (tests/search/test_ranking.py)
     gains = [score["speedup"]["low" if score["assumed"] else "value"] for score in result["best"]]
-    assert gains == sorted(gains, reverse=True) and [score["rank"] for score in result["best"]] == list(range(1, len(gains) + 1))
+    assert result["best"][0]["needs"]["kind"] == "exists" and gains[0] > gains[-1]
+    assert [score["rank"] for score in result["best"]] == list(range(1, len(gains) + 1))
     assert sum(len(group) for group in result["indistinguishable"]) == len(gains)
     for item in result["families"]:
         folder = run / "best" / str(item["rank"])
@@ -58,13 +60,15 @@ def test_a_head_that_was_found_reads_back_from_its_config(searched: tuple[dict, 
 
 def test_what_is_not_done_by_rank_is_one_line_that_names_the_command(searched: tuple[dict, Path], tmp_path: Path) -> None:
     result, run = searched
-    ngram, medusa, eagle3 = (str(rank_of(result, name)) for name in ("ngram", "medusa", "eagle3"))
+    ngram, medusa = (str(rank_of(result, name)) for name in ("ngram", "medusa"))
+    made = [score for score in result["best"] if score["family"] == "eagle3" and score["needs"]["kind"] == "training"]
+    eagle3 = str(made[0]["rank"])
     for arguments in (("train", str(run)), ("export", str(run), "--output", str(tmp_path / "out"))):
         assert "is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only" in refused(*arguments, "--rank", ngram)
     assert f"archsearch confirm {run} --family ngram" in refused("confirm", str(run), "--rank", ngram)
     assert f"archsearch train {run} --family eagle3 --gamma " in refused("train", str(run), "--rank", eagle3)
     assert f"archsearch export {run} --family medusa" in refused("export", str(run), "--output", "x", "--rank", medusa)
-    assert "it has no schedule for the family medusa" in refused("schedule", str(run), "--rank", medusa)
+    assert "takes one gamma for medusa drafters" in refused("schedule", str(run), "--rank", medusa)
     assert "does not run medusa" in refused("schedule", str(run), "--rank", medusa, "--engine", "sglang")
 
 

@@ -18,7 +18,7 @@ from tests.cli.commands import CONFIRM, SEARCH, call, invoke
 from tests.doubles.disk import Disk
 
 PROFILE = (*"profile --gpu cpu --space tiny.yaml --dtype float32 --budget 1s --no-engine --output p".split(),)
-RANK = (*SEARCH, "--sampler", "walk", "--alpha", "0.8", "--run", "runs/a")
+RANK = (*SEARCH, "--sampler", "random", "--alpha", "0.8", "--run", "runs/a")
 TRAIN = (*CONFIRM, "--run", "runs/a")
 SHARES = (0.0, 0.5, 0.97)  # of all that a command writes
 
@@ -109,7 +109,7 @@ def used(folder: Path) -> int:
     return shutil.disk_usage(folder).used
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_real_disk_that_fills_while_drafts_are_trained(
     built: Path, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from archsearch import engine_facts
 from archsearch.acceptance.prior import PriorAcceptance
@@ -206,7 +207,9 @@ def test_an_exported_head_is_what_engines_load(with_heads: Path) -> None:
     speculative = json.loads((folder / "speculative_config.json").read_text())
     assert speculative == {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 2}
     readme = (folder / "README.md").read_text()
-    assert "--speculative-config" in readme and "EAGLE3" in readme and "eagle3_layers_to_capture: [0, 1]" in readme
+    assert "--speculative-config" in readme and "EAGLE3" in readme and "tokens a round at gamma 2" in readme
+    served = yaml.safe_load((folder / "tensorrt-llm.yaml").read_text())["speculative_config"]
+    assert served["decoding_type"] == "Eagle3" and served["eagle3_layers_to_capture"] == [0, 1]
     call("export", "runs/a", "--family", "eagle3", "--output", "out/head", "--gamma", "1")  # over an earlier export
     medusa = last_json(call("export", "runs/a", "--family", "medusa", "--output", "out/medusa", "--json"))
     assert medusa["engines"] == ["vllm"] and "one gamma for all batch sizes" in (with_heads / "out/medusa/README.md").read_text()
@@ -229,7 +232,8 @@ def test_a_head_has_gamma_by_batch_size_in_every_engine_that_takes_it(with_heads
     adaptive = json.loads((folder / "sglang-adaptive.json").read_text())
     assert adaptive["3"] == {"candidate_steps": [1]} and adaptive["5"] == {"candidate_steps": [0]}
     readme = (folder / "README.md").read_text()
-    assert "draft_len_schedule: {1: 2, 2: 2, 3: 1, 4: 1, 5: 0}" in readme and "--speculative-adaptive-config" in readme
+    served = yaml.safe_load((folder / "tensorrt-llm.yaml").read_text())["speculative_config"]
+    assert served["draft_len_schedule"] == {1: 2, 2: 2, 3: 1, 4: 1, 5: 0} and "--speculative-adaptive-config" in readme
     call("export", "runs/a", "--family", "eagle3", "--output", "out/one", "--gamma", "1")
     assert "per_batch_size" not in (with_heads / "out/one/speculative_config.json").read_text(), "one gamma was asked for"
     assert "one gamma" in refused("schedule", "runs/a", "--family", "medusa", "--engine", "vllm")

@@ -53,13 +53,13 @@ def test_a_search_over_a_mix_and_what_comes_after(files: Path) -> None:
     found = last_json(call(*SEARCH, "--trials", "4", "--json"))
     assert found["mix"]["objective"] == "throughput" and [part["weight"] for part in found["mix"]["parts"]] == [0.7, 0.3]
     gains = [score["mix"]["value"] / score["mix"]["plain"] for score in found["best"]]
-    assert gains == sorted(gains, reverse=True) and len(gains) == 4
+    assert gains == sorted(gains, reverse=True) and len(gains) >= 4
     again = [step["command"] for step in found["next"] if step["command"].startswith("archsearch search")]
     assert all("--workload runs/m/workload.json" in line and "--batch-size" not in line for line in again)
     assert read_mix(Path("runs/m/workload.json")) == read_mix(Path("mix.yaml")), (
         "what is to be asked again is kept beside the run"
     )
-    text = call(*SEARCH, "--trials", "4").stdout  # goes on with what it holds
+    text = call(*SEARCH, "--trials", "4", "--explain").stdout  # goes on with what it holds
     assert "2 kinds of requests, best by throughput" in text and "Rank 1: throughput over the mix" in text
     assert "16 in flight" in text and "over the mix of work" in text
     (files / "mix.yaml").unlink()  # the run keeps the mix itself
@@ -91,10 +91,11 @@ def test_an_estimate_over_a_mix_says_what_traffic_does(files: Path) -> None:
 
 
 def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:
+    explained = (*ESTIMATE, "--batch-size", "8", "--explain", "--objective")
     (entry,) = last_json(call(*ESTIMATE, "--batch-size", "8", "--context", "512", "--objective", "tpot", "--json"))["drafts"]
     (part,) = entry["mix"]["parts"]
     assert part["context"] == 512 and part["running"] == 8 and entry["mix"]["value"] == entry["tpot_s"]["value"]
-    assert "requests (100% of tokens): 8 in flight" in call(*ESTIMATE, "--batch-size", "8", "--objective", "tpot").stdout
+    assert "requests (100% of tokens): 8 in flight" in call(*explained, "tpot").stdout
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_profile_engine_then_search_with_its_latencies(with_ranks: Path, made_up
     assert decode > 5e-3 and "WARNING" in call(*SEARCH, "--engine", "openvino").stdout
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_profile_end_to_end(world: Path) -> None:
     """A real sweep of the tiny world, twice: the second continues; then a check."""
     arguments = ("profile", "--gpu", "cpu", "--target", "target", "--space", "tiny.yaml", "--dtype", "float32", "--output", "p")
@@ -55,7 +55,7 @@ def test_profile_end_to_end(world: Path) -> None:
     assert first["rows"] == first["new_rows"] > 0
     second = last_json(call(*arguments, "--budget", "60s", "--check", "4", "--json"))
     assert second["rows"] >= first["rows"] and second["checks"]["float32"]["draft step"]["cases"] == 8
-    assert "known error" in call(*SEARCH[:3], "--profile", "p", *SEARCH[5:]).stdout
+    assert "known error" in call(*SEARCH[:3], "--profile", "p", *SEARCH[5:], "--explain").stdout
 
 
 def test_a_gpu_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

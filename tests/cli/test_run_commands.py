@@ -12,9 +12,9 @@ def test_train_resumes(with_run: Path) -> None:
     before = json.loads((with_run / "runs/a/best/1/training.json").read_text())
     result = last_json(call("train", "runs/a", "--budget", "2s", "--json"))
     after = json.loads((with_run / "runs/a/best/1/training.json").read_text())
-    # It goes on from where the anneal began (not anew: its first steps are the first run's, to the second at which they were).
+    # It goes on from where the anneal began (not anew: its first step is the first run's, to the second at which it was).
     # How many steps two seconds hold is the machine's.
-    assert after["loss_curve"][:3] == before["loss_curve"][:3]
+    assert after["loss_curve"][0] == before["loss_curve"][0]
     # A draft whose acceptance no longer rises is not trained on; on fast machines this one is there by now.
     assert after["stopped"] or 1.5 < result["training"]["seconds"] - before["seconds"] < 60
     assert result["after"]["alpha"]["source"] == "measured"

@@ -18,6 +18,7 @@ OLD = ROOT / "tests" / "fixtures" / "run-0.1.0"
 FILES = {
     "run": "run.yaml", "score": "best/*/score.json", "curves": "curves.json", "training": "best/*/training.json",
     "confirmed": "best/*/confirmed.json", "schedule": "best/*/schedule.json",
+    "budgets": "budgets.json",
 }  # fmt: skip
 
 
@@ -46,8 +47,8 @@ def test_a_run_made_now(with_ranks: Path) -> None:
     run = Path("runs/a")
     call("report", str(run))
     call("schedule", str(run), "--batch-size", "1")
-    counts = {name: checked(run, name) for name in ("run", "score", "curves", "schedule")}
-    assert counts["run"] == counts["curves"] == counts["schedule"] == 1 and counts["score"] > 1
+    counts = {name: checked(run, name) for name in ("run", "score", "curves", "schedule", "budgets")}
+    assert counts["run"] == counts["curves"] == counts["schedule"] == counts["budgets"] == 1 and counts["score"] > 1
 
 
 def test_a_confirmed_run(with_run: Path) -> None:

@@ -16,7 +16,7 @@ from archsearch.pipeline.latency import choose_latency, relative_of
 from archsearch.pipeline.serving import with_engine
 from archsearch.profiles import Profile, find_profile
 from archsearch.workload import Workload, WorkloadRequest
-from tests.cli.commands import call, last_json
+from tests.cli.commands import call, last_json, refused
 
 CARRIED = {
     "a100-sxm4-40gb": "a100-sxm4-80gb",
@@ -27,6 +27,11 @@ CARRIED = {
     "h100-sxm5-94gb": "h100-sxm5-80gb",
     "gb200-nvl72": "b200-sxm",
     "b300-sxm": "b200-sxm",
+    "gb300-nvl72": "b200-sxm",
+    "a800-sxm4-80gb": "a100-sxm4-80gb",
+    "h800-sxm5-80gb": "h100-sxm5-80gb",
+    "h20-sxm-96gb": "h100-sxm5-80gb",
+    "gh200-96gb": "h100-sxm5-80gb",
 }
 
 
@@ -44,7 +49,7 @@ def test_who_answers_for_a_device(key: str) -> None:
 
 def test_estimate_says_whose_kernels_answer() -> None:
     arguments = ("estimate", "--target", "llama-3.1-8b", "--draft", "llama-3.2-1b", "--gpu", "h100-pcie", "--alpha", "0.8")
-    text = call(*arguments).stdout
+    text = " ".join(call(*arguments).stdout.split())
     assert "kernels of h100-sxm5-80gb carried over to h100-pcie-80gb by the datasheets" in text
     assert "error seen between measured GPUs" in text and "roofline" not in text
     entry = last_json(call(*arguments, "--json"))["drafts"][0]
@@ -115,3 +120,9 @@ def test_a_dtype_by_its_short_name_from_python() -> None:
     asked = WorkloadRequest("l40s", dtype="fp8", engine="vllm")
     source, workload = choose_latency(asked, load("llama-3.1-8b").architecture)
     assert source.dtype == workload.dtype == "float8_e4m3fn"
+
+
+def test_profiling_a_gpu_that_is_not_here_names_the_profile_that_ships() -> None:
+    line = refused("profile", "--gpu", "a100")
+    assert "no NVIDIA GPU is visible here" in line and "archsearch search --target T --gpu a100" in line
+    assert "is here already" not in refused("profile", "--gpu", "l4")

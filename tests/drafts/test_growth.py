@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from archsearch.drafts.growth import SAMPLED_ROUNDS, Growth
-from archsearch.drafts.texts import HELDOUT_SEQUENCES, RunTexts
+from archsearch.drafts.texts import RunTexts
 from archsearch.models.loaded import LoadedTarget
 from archsearch.models.targets import resolve_target
 from archsearch.text.cache import TextCache
 from archsearch.text.prompt_set import PromptSet, load_prompt_set
 from archsearch.training.batches import split_heldout
 from archsearch.training.distill import DistillConfig, distill
+from archsearch.training.settings import HELDOUT_SEQUENCES
 from tests.doubles.world import make_model_folder, make_prompts
 
 TOKENS = 16
@@ -121,33 +122,6 @@ def test_a_round_of_invented_prompts_is_kept_and_answered_greedily(tmp_path: Pat
     assert Growth(texts).folders() == ["invented-000"]
 
 
-def test_next_turns_are_asked_for_once_and_the_usable_ones_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = make_texts(tmp_path)
-    texts.target.model()  # brings its tokenizer
-    texts.target.tokenizer.chat_template = "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"
-    texts.write_training_once(60.0)
-    answers = texts.growth._answered()
-    # The tiny target never ends an answer: any token may end one here.
-    ends = {int(s.token_ids[-1]) for s in answers[:6]}
-    monkeypatch.setattr("archsearch.text.generate.eos_ids", lambda *_: tuple(ends))
-    heldout = texts.prompts.heldout[0].text
-    made = [(heldout, "", True), *((f"w{n} w{n + 20} w{n + 40} w{n + 60}", "", n != 1) for n in range(60))]
-    monkeypatch.setattr("archsearch.text.supply.turns_of", lambda sequences, *_: made[: len(sequences)])
-    monkeypatch.setattr("archsearch.text.supply.PROMPT_TOKENS", 8)
-    openings = texts.growth._opened()
-    assert len(openings) >= 6
-    assert texts.growth._write_followed(60.0) > 0
-    cache = TextCache.load(texts.folder / "followed")
-    assert len(cache.sequences) == len(openings) - 2, "neither the held-out prompt nor the one that was not ended"
-    turns = {s.id: s for s in TextCache.load(texts.folder / "turns").sequences}
-    for sequence in cache.sequences:
-        before = turns[sequence.id.removeprefix("follow-")].token_ids.tolist()
-        assert sequence.token_ids[: len(before)].tolist() == before and sequence.prompt_tokens > len(before)
-        assert bool(sequence.greedy.all())
-    assert Growth(texts).folders() == ["followed"] and texts.growth._write_followed(60.0) == 0
-    assert "followed" not in {supply.name for supply in texts.supplies()}
-
-
 # ---- bad input
 
 
@@ -197,7 +171,6 @@ def test_answers_that_are_empty_or_repeat_for_ever_end_with_one_line(
     began = time.monotonic()
     texts.grow(10.0)
     assert time.monotonic() - began < 600
-    assert not any("longer" == name for name in texts.growth.folders()), "a loop would only go on"
     trains(texts)
 
 

@@ -21,7 +21,7 @@ from archsearch.engines.registry import make_engine
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft, save_draft
 
-SLOW = ("vllm", "openvino")
+SLOW = ("vllm", "openvino", "llama.cpp")
 ENGINES = ["transformers", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 TARGET = Architecture(64, 128, 2, 2, 2, 32, 64)
@@ -169,7 +169,11 @@ def test_token_logits_are_the_target_s(subject: Subject) -> None:
     tolerance = 1e-4 if subject.in_process else 1e-3  # other kernels add up in another order
     engine = subject.start(None, 0)
     for _ in range(2):
-        assert engine.token_logits(ids, [7, 2, 7]) == pytest.approx(expected[[7, 2, 7]].tolist(), abs=tolerance)
+        found = engine.token_logits(ids, [7, 2, 7])
+        wanted = expected[[7, 2, 7]].tolist()
+        if subject.name == "llama.cpp":  # its server tells log-probabilities: less by one number that all share
+            found, wanted = [value - found[0] for value in found], [value - wanted[0] for value in wanted]
+        assert found == pytest.approx(wanted, abs=tolerance)
 
 
 def test_sampling_repeats_with_its_seed(subject: Subject) -> None:
@@ -222,6 +226,9 @@ def test_steps_account_for_the_time(subject: Subject) -> None:
     assert len(whole) >= 2
     for step in whole:
         assert step.batch == 1 and step.gamma == GAMMA and 1 <= step.written <= GAMMA + 1
+        if subject.name == "llama.cpp":  # its server tells the seconds of whole rounds only
+            assert not step.draft_s and step.target_s is None
+            continue
         assert len(step.draft_s) == len(step.draft_tokens) == GAMMA and all(seconds > 0 for seconds in step.draft_s)
         assert step.target_s and step.other_s is not None and step.other_s > 0
     written = 0

@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Run:
     for rank in (1, 2):
         shape = SHAPE.replace(intermediate_size=SHAPE.intermediate_size + 32 * rank)
         score = Score(rank, shape, 100, 3, Estimate(0.5, 0.1, "prior"), one, one, one, one, one, one, 768, None)
-        folder = opened.write_best(score, to_hf_config(shape), vllm_config("x", 3))
+        folder = opened.write_best(score, to_hf_config(shape), vllm_config("independent", "x", 3))
         if rank == 1:
             save_draft(build_draft(shape, torch.float32), folder, gamma=3)
     return opened

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from archsearch.errors import ArchsearchError
-from archsearch.export.engines import Serving, Setup, check_engines, export_names, serving, vllm_config
+from archsearch.export.drafters import vllm_config
+from archsearch.export.engines import Serving, Setup, check_engines, export_names, serving
 
 OPTIONS: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "engine_options.yaml").read_text())
 RANGES = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
@@ -50,13 +51,13 @@ def test_engine_names() -> None:
 
 
 def test_vllm_config() -> None:
-    assert vllm_config("d", 3) == {"method": "draft_model", "model": "d", "num_speculative_tokens": 3}
-    config = vllm_config("d", 3, RANGES, 2)
+    assert vllm_config("independent", "d", 3) == {"method": "draft_model", "model": "d", "num_speculative_tokens": 3}
+    config = vllm_config("independent", "d", 3, RANGES, 2)
     assert config["num_speculative_tokens"] == 4 and config["draft_tensor_parallel_size"] == 2
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 2, 4], [3, 16, 1], [17, 256, 0]]
-    one = vllm_config("d", 3, ((1, 256, 5),))
+    one = vllm_config("independent", "d", 3, ((1, 256, 5),))
     assert one["num_speculative_tokens"] == 5 and "num_speculative_tokens_per_batch_size" not in one
-    off = vllm_config("d", 3, ((1, 256, 0),))
+    off = vllm_config("independent", "d", 3, ((1, 256, 0),))
     assert off["num_speculative_tokens"] == 3 and off["num_speculative_tokens_per_batch_size"] == [[1, 256, 0]]
 
 

@@ -6,10 +6,10 @@ import pickle
 import pytest
 
 from archsearch.errors import ArchsearchError
-from archsearch.hardware.device import Device, device_keys, devices, load_device, roofline_s
+from archsearch.hardware.device import Device, devices, load_device, roofline_s
 
 
-@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("key", sorted(devices()))
 def test_row(key):
     device = load_device(key)
     assert device.key == key and device.kind == "gpu" and device.name and device.sources["name"]
@@ -41,6 +41,13 @@ def test_keys_names_and_aliases_are_unique():
         ("b200", "b200-sxm"),
         ("l40s", "l40s"),
         ("4090", "rtx4090"),
+        ("h20", "h20-sxm-96gb"),
+        ("h800", "h800-sxm5-80gb"),
+        ("a800", "a800-sxm4-80gb"),
+        ("gh200", "gh200-96gb"),
+        ("gb10", "gb10"),
+        ("gb300", "gb300-nvl72"),
+        ("a6000", "rtx-a6000"),
     ],
 )
 def test_aliases(alias, key):

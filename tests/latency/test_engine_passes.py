@@ -9,6 +9,7 @@ import pytest
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
+from archsearch.errors import MissingDataError
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.model import LatencyModel
 from archsearch.profiles import Measurement, Profile, freeze_shape
@@ -40,14 +41,15 @@ def rest_s(gamma: int, batch: int) -> float:
     return 4e-3 + 1e-3 * gamma + 5e-4 * batch + 1e-4 * gamma * batch if gamma else 2e-3 + 3e-4 * batch
 
 
-def profile_of(engine: str = "vllm") -> Profile:
+def profile_of(engine: str = "vllm", dtype: str = "float32", first: int = 2) -> Profile:
+    """Rows of that law; the first pass of a draft in a round reads gamma + `first` tokens."""
     rng = random.Random(0)
     profile = write_profile(None, DRAFTS, None)
     rows = []
 
     def add(kind: str, shape: dict, cache: str, seconds: float) -> None:
         times = tuple(seconds * math.exp(rng.gauss(0.0, 0.01)) for _ in range(9))
-        rows.append(Measurement(kind, freeze_shape({"engine": engine, **shape}), "float32", "eager", cache, times))
+        rows.append(Measurement(kind, freeze_shape({"engine": engine, **shape}), dtype, "eager", cache, times))
 
     def add_pass(arch: Architecture, role: str, batch: int, tokens: int, cache: str) -> None:
         shape = {"role": role, "architecture": arch.to_dict(), "batch": batch, "tokens": tokens, "context": 192}
@@ -59,9 +61,9 @@ def profile_of(engine: str = "vllm") -> Profile:
     for number, draft in enumerate(DRAFTS):
         for batch, gamma in zip((1, 2, 4, 8), ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1))[number % 3], strict=True):
             add_pass(TARGET, "target", batch, gamma + 1, "cold")
-            add_pass(draft, "draft", batch, gamma + 2, "cold")
+            add_pass(draft, "draft", batch, gamma + first, "cold")
             add_pass(draft, "draft", batch, 1, "warm")
-            add("rest", {"gamma": gamma, "batch": batch, "first_tokens": gamma + 2}, "warm", rest_s(gamma, batch))
+            add("rest", {"gamma": gamma, "batch": batch, "first_tokens": gamma + first}, "warm", rest_s(gamma, batch))
     profile.add(rows)
     return profile
 
@@ -131,3 +133,28 @@ def test_a_trimmed_head_costs_such_an_engine_the_full_one(profile: Profile) -> N
 def test_another_engine_does_not_hear_of_it(profile: Profile) -> None:
     assert LatencyModel(profile, "float32", engine="openvino").engine_ is None
     assert LatencyModel(profile, "float32", engine="transformers").engine_ is None
+
+
+def test_a_round_in_llama_cpp_is_priced_as_it_is_run_in_a_precision_that_torch_has_not() -> None:
+    profile = profile_of("llama.cpp", "q8_0", first=1)
+    model = LatencyModel(profile, "q8_0", engine="llama.cpp")
+    workload = Workload(context_len=192, dtype="q8_0")
+    for gamma in (1, 4):
+        # gamma passes that draft, and one over the gamma + 1 tokens that were verified
+        drafting = law_s(UNSEEN, 1, gamma + 1, 192, False) + gamma * law_s(UNSEEN, 1, 1, 192, False)
+        time = model.round(TARGET, UNSEEN, workload, gamma)
+        assert time.draft_s.value == pytest.approx(drafting, rel=0.06)
+        whole = drafting + law_s(TARGET, 1, gamma + 1, 192, True) + rest_s(gamma, 1)
+        assert time.round_s.value == pytest.approx(whole, rel=0.05)
+    assert model.summary()["pass"] == "engine" and model.summary()["engine_passes"]["rows"]
+    with pytest.raises(MissingDataError):
+        LatencyModel(profile, "q8_0", engine="openvino")
+
+
+def test_an_engine_that_was_not_profiled_catches_up_too(profile: Profile) -> None:
+    workload = Workload(context_len=192, dtype="float32")
+    other, theirs = (LatencyModel(profile, "float32", engine=name) for name in ("openvino", "llama.cpp"))
+    assert theirs.engine_ is None
+    _, later = theirs.draft_passes(UNSEEN, workload, 3)
+    assert theirs.draft_s(UNSEEN, workload, 3).value >= other.draft_s(UNSEEN, workload, 3).value + 0.9 * later.value
+    assert theirs.verify_s(TARGET, workload, 3) == other.verify_s(TARGET, workload, 3)

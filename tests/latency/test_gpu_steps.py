@@ -169,7 +169,7 @@ def test_what_an_engine_adds_to_a_step(build: Callable[..., LatencyModel], engin
     assert round_.verify_s == model.verify_s(TINY, workload, 4) and round_.draft_s == model.draft_s(TINY, workload, 4)
     costs = engine_rounds(engine).costs if engine else None
     added = costs.round_s.value + 4 * costs.token_s.value + 32 * costs.sequence_s.value if costs else 0.0
-    assert round_.overhead_s.value == pytest.approx(added)
+    assert round_.overhead_s.value == pytest.approx(added, rel=0.01)  # the mean of the larger of two uncertain times
     assert round_.bound == ("gpu" if engine else None)
 
 

@@ -28,7 +28,7 @@ def prior(name: str = "vllm", version: str = "0.20.0") -> EngineRounds:
 def machine(base: EngineRounds, **changes: float) -> EngineRounds:
     """The engine on another machine: costs in ms that differ from what is published."""
     costs = {f"{name}_s": Estimate(1e-3 * value, 0.0, "measured") for name, value in changes.items()}
-    return replace(base, costs=replace(base.costs, **costs))
+    return replace(base, costs=replace(base.costs, **costs).certain())
 
 
 def passes(layers: int, gamma: int, verify_ms: float, layer_ms: float = 0.03, kernel_std: float = 0.05) -> Passes:

@@ -19,7 +19,7 @@ from archsearch.latency.rounds import (
     Passes,
     free_layers,
     host_time,
-    larger_std,
+    larger,
     plain_step,
     round_time,
     summed,
@@ -48,7 +48,10 @@ def test_an_overlapped_round_takes_the_longer_of_gpu_and_host(costs: RoundCosts,
     gpu = 6.0 + 0.6 + 3 * 0.5 + 1e3 * (costs.round_s.value + 4 * costs.token_s.value + costs.sequence_s.value)
     host = 1e3 * (costs.host_round_s.value + 4 * (costs.host_token_s.value + layers * costs.host_layer_s.value))
     time = round_time(costs, case)
-    assert 1e3 * time.round_s.value == pytest.approx(max(gpu, host)) and time.host_s is not None
+    assert time.host_s is not None and 1e3 * time.host_s.value == pytest.approx(host)
+    # the mean of the larger of two uncertain times: no less than either, at most 0.4 stds above where they meet
+    spread = math.hypot(1e3 * time.host_s.std, 2.0)
+    assert max(gpu, host) <= 1e3 * time.round_s.value * (1 + 1e-9) <= max(gpu, host) + 0.4 * spread
     assert 1e3 * time.host_s.value == pytest.approx(host)
     assert time.bound == ("host" if host > gpu else "gpu")
     parts = time.draft_s.value + time.verify_s.value + time.overhead_s.value
@@ -111,11 +114,13 @@ def test_the_doubt_of_the_larger_of_two_times(first: tuple[float, float], second
     drawn = [max(random.gauss(*first), random.gauss(*second)) for _ in range(60_000)]
     mean = sum(drawn) / len(drawn)
     std = math.sqrt(sum((value - mean) ** 2 for value in drawn) / len(drawn))
-    assert larger_std(ms(*first), ms(*second)) == pytest.approx(1e-3 * std, rel=0.02)
+    found = larger(ms(*first), ms(*second))
+    assert (found.value, found.std) == pytest.approx((1e-3 * mean, 1e-3 * std), rel=0.02)
 
 
 def test_one_of_two_certain_times_has_no_doubt() -> None:
-    assert larger_std(ms(3), ms(4)) == 0.0
+    found = larger(ms(3), ms(4))
+    assert (found.value, found.std) == (pytest.approx(4e-3), 0.0)
 
 
 def test_the_doubt_grows_beyond_the_largest_batch() -> None:
@@ -138,8 +143,45 @@ def test_a_plain_step_takes_what_the_engine_adds_and_no_less_than_the_host() -> 
     assert vllm is not None and hugging is not None
     assert plain_step(vllm, ms(6, 0.1), 32, 1).value == pytest.approx(6e-3 + vllm.plain.at(1).value)
     launched = 32 * hugging.costs.host_target_layer_s.value
-    assert plain_step(hugging, ms(6, 0.1), 32, 1).value == pytest.approx(launched) and launched > 6e-3
-    assert plain_step(hugging, ms(60, 0.1), 32, 1).value == pytest.approx(60e-3)
+    assert launched < plain_step(hugging, ms(6, 0.1), 32, 1).value < 1.1 * launched and launched > 6e-3
+    assert plain_step(hugging, ms(90, 0.1), 32, 1).value == pytest.approx(90e-3, rel=1e-3)
+
+
+def test_a_pass_beyond_the_largest_graph_is_launched_layer_by_layer() -> None:
+    within, unbound = engine_rounds("vllm"), engine_rounds("vllm", options={"max_cudagraph_capture_size": "1024"})
+    assert within is not None and unbound is not None and within.costs.largest_graph == 512
+    step = ms(6, 0.1)
+    assert plain_step(within, step, 32, 512) == plain_step(unbound, step, 32, 512)
+    launched = 32 * within.costs.ungraphed_layer_s.value
+    assert plain_step(within, step, 32, 513).value > launched > plain_step(unbound, step, 32, 513).value
+
+
+def test_a_round_costs_a_sequence_no_less_than_a_plain_step() -> None:
+    for engine, version in (("vllm", "0.12.0"), ("vllm", "0.33.0"), ("sglang", "0.5.5"), ("sglang", None)):
+        rounds = engine_rounds(engine, version, drafter="feature_head")
+        assert rounds is not None and rounds.costs.sequence_s.value >= rounds.plain.sequence_s.value
+
+
+def test_a_host_scales_what_it_launches_and_says_how_sure_it_is() -> None:
+    slow, usual, unsaid = (engine_rounds("vllm", "0.25.1", {"host": host} if host else {}) for host in ("slow", "usual", ""))
+    assert slow is not None and usual is not None and unsaid is not None
+    times = [host_time(rounds.costs, passes(layers=24)) for rounds in (slow, usual, unsaid)]
+    assert times[0].value == pytest.approx(2.4 * times[1].value) and times[1].value == times[2].value
+    assert times[1].std < times[2].std
+    remedied = slow.remedied()  # the advice is sized by the same host
+    assert remedied is not None and remedied.options["host"] == "slow"
+
+
+def test_the_interval_of_a_round_leans_where_the_host_decides() -> None:
+    time = round_time(NONE, passes(layers=40))
+    assert time.round_s.low is not None and time.round_s.high is not None
+    random.seed(1)
+    gpu = [random.gauss(1e3 * (time.draft_s.value + time.verify_s.value), 0.1) for _ in range(20_000)]
+    assert time.host_s is not None
+    hosts = [random.lognormvariate(math.log(1e3 * time.host_s.value), time.host_s.relative_std) for _ in gpu]
+    drawn = sorted(max(pair) for pair in zip(gpu, hosts, strict=True))
+    assert 1e3 * time.round_s.high == pytest.approx(drawn[19_000], rel=0.05)
+    assert time.round_s.high - time.round_s.value > time.round_s.value - time.round_s.low
 
 
 def latency(version: str | None = None, ranks: int = 1, engine: str = "vllm") -> tuple[LatencyOfRounds, Workload]:

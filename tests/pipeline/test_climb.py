@@ -9,20 +9,18 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-import optuna
 import pytest
 
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import ShortTraining, TrainedDraft
-from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import LatencyOfRounds
 from archsearch.pipeline import climb
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.runs.state import StateFile
-from archsearch.search import rungs, study
+from archsearch.search import rungs
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
 from archsearch.speedup import sigmoid, tau
@@ -89,7 +87,6 @@ class MadeUpTrainer:
     die_after: int | None = None
     calls: list[tuple[Architecture, int]] = field(default_factory=list)
     full: list[tuple[Architecture, float]] = field(default_factory=list)
-    nets: list[list[Architecture]] = field(default_factory=list)
     ended: list[tuple[Architecture, int]] = field(default_factory=list)  # every full training with its tokens
     speed: float = SPEED
     text: int = 10**9
@@ -130,11 +127,6 @@ class MadeUpTrainer:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(short.to_dict()))
         return short
-
-    def train_supernet(self, shapes, seconds, seed=0):
-        self.clock.now += seconds
-        self.nets.append(list(shapes))
-        return [sigmoid(true_logit(arch, 20_000) - 0.5) for arch in shapes]
 
     def spent(self, arch):
         records = [self.draft_folder(arch) / name for name in ("curve.json", "training.json")]
@@ -179,12 +171,9 @@ def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prio
     request = SimpleNamespace(seed=0, confirm=1, finalists=3, alpha=alpha)
     session = SimpleNamespace(scorer=scorer, space=SPACE, request=request)
     file = StateFile(folder / "rungs.json", plan.budget_s, clock.now, clock=clock.monotonic)
-    record = study.ClimbStudy(SPACE, scorer, folder / "journal.log", rungs.STD_FACTOR)
     pool = dict.fromkeys(SPACE.enumerate(TARGET))
-    net = file.state.supernet
-    slices = dict(zip(net.shapes, net.slices, strict=True)) if net else None
     return climb.Climb(
-        session, MadeUpTrainer(folder, clock, **trainer), file, plan, Belief(scorer, [], slices=slices), record, pool=pool
+        session, MadeUpTrainer(folder, clock, **trainer), file, plan, Belief(scorer, []), pool=pool
     )
 
 
@@ -240,23 +229,6 @@ def test_what_size_has_yet_to_bring_parts_young_drafts_that_look_alike() -> None
     assert ahead[50_000] > 0.01 and ahead[50_000] > 2 * abs(ahead[400_000])
 
 
-def test_the_study_holds_every_candidate_with_its_rungs(tmp_path: Path, clock: Clock) -> None:
-    ascent = make(tmp_path, clock)
-    drafts = ascent.climb()
-    storage = study.open_storage(tmp_path / "journal.log")
-    stored = optuna.load_study(study_name=ascent.study.study.study_name, storage=storage)
-    assert {t.state.name for t in stored.trials} == {"COMPLETE", "PRUNED"}
-    shapes = {Architecture.from_dict(t.user_attrs["architecture"]): t for t in stored.trials}
-    assert len(shapes) == len(stored.trials) == len({arch for arch, _ in ascent.trainer.calls})
-    best = shapes[drafts[0].architecture]
-    assert best.state.name == "COMPLETE" and best.last_step == 1 + max(entry.round for entry in ascent.state.rounds)
-    pruned = [t for t in stored.trials if t.state.name == "PRUNED"]
-    assert pruned and all(t.user_attrs["why"] for t in pruned)
-    # All were reported, but for the one that was trained to learn the machine's speed where it came into no round.
-    probe, rounds = ascent.trainer.calls[0][0], {arch for entry in ascent.state.rounds for arch in entry.shapes}
-    assert all(t.intermediate_values for shape, t in shapes.items() if shape != probe or probe in rounds)
-
-
 @pytest.mark.parametrize("die_after", [0, 1, 3, 9])
 def test_a_killed_climb_trains_nothing_twice(tmp_path: Path, clock: Clock, die_after: int) -> None:
     whole = make(tmp_path / "whole", clock)
@@ -308,20 +280,6 @@ def test_the_table_and_the_trials(tmp_path: Path, clock: Clock) -> None:
     rows = climb.trial_rows([{"number": 0, "state": "COMPLETE", **shape}, {"number": 1, "state": "PRUNED"}], ascent.state)
     assert rows[0]["rung"] >= 1 and rows[0]["rung_1_1_alpha_source"] == "modelled" and 0 < rows[0]["rung_1_1_alpha"] < 1
     assert rows[1] == {"number": 1, "state": "PRUNED"}
-
-
-def test_a_supernet_that_is_asked_for_ranks_first_and_is_judged(tmp_path: Path, clock: Clock) -> None:
-    ascent = make(tmp_path, clock, alpha="supernet")
-    start = clock.now
-    ascent.climb()
-    assert len(ascent.trainer.nets) == 1 and len({arch.head_rows for arch in ascent.trainer.nets[0]}) == 1
-    assert any(note.startswith("supernet o") for note in ascent.state.notes)
-    assert clock.now - start < PLAN.budget_s
-    assert not make(tmp_path, clock, alpha="supernet").climb() == [] and len(ascent.trainer.nets) == 1
-    wide = make(tmp_path / "wide", clock, alpha="supernet")
-    wide.pool = {arch.replace(hidden_size=1152, num_attention_heads=9, num_key_value_heads=9): None for arch in wide.pool}
-    with pytest.raises(ArchsearchError, match="use --alpha distilled"):
-        wide.climb()
 
 
 @pytest.mark.parametrize("speed", [SPEED, SPEED / 20])

@@ -17,7 +17,8 @@ import pytest
 
 from archsearch.engine_facts import engine_facts
 from archsearch.engines import registry
-from archsearch.engines.measure.under_load import LoadResult, Variant
+from archsearch.engines.measure.results import LoadResult
+from archsearch.engines.measure.turns import Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import identify_cpu
@@ -211,8 +212,8 @@ def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(session: SearchS
     scorer, _ = serving_scorer(session, "vllm")
     arch, alone = session.run.score(1).architecture, 11.5e-3
     result = LoadResult(
-        "schedule", 1, 0, "1", 3, 30, 80.0, 1.0, None, (), Estimate(0.9, 0.01, "measured"), None, alone, None,
-        None, None, (alone,),
+        variant="schedule", concurrency=1, gamma=0, tokens_per_s=80.0, tau=1.0,
+        speedup=Estimate(0.9, 0.01, "measured"), step_s=alone,
     )  # fmt: skip
     rows = {("schedule", 1): result, ("alone", 1): replace(result, variant="alone", speedup=None)}
     off = Variant("schedule", "draft", 3, schedule=((1, 1, 0), (2, 4, 3)))
@@ -353,18 +354,17 @@ def test_another_engine_does_not_take_the_place_of_the_run_s_own(session: Search
 def test_what_decides_nothing_does_not_replace_what_decides(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_prompt = import_module("archsearch.engines.measure.by_prompt")
-    disturbed = property(lambda self: "the machine was disturbed")
+    disturbed = "the machine was disturbed"
     files = ("confirmed.json", "confirmed-vllm.json")
 
-    def run_again(undecided: property) -> dict[str, Any]:
-        monkeypatch.setattr(by_prompt.Confirmation, "undecided", undecided)
+    def run_again(undecided: str | None) -> dict[str, Any]:
+        monkeypatch.setattr(PROMPTS_MODULE, "counting_doubt", lambda median, pooled: undecided)
         return confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
 
     beside = Path("runs/a/best/2/undecided-vllm.json")
     first = run_again(disturbed)
     assert "kept_earlier" not in first and read("runs/a/best/2/confirmed.json")["undecided"]  # nothing to keep yet
-    decided = run_again(property(lambda self: None))
+    decided = run_again(None)
     shown = [read(f"runs/a/best/2/{name}") for name in files]
     assert shown[0] == shown[1] and shown[0]["undecided"] is None and not beside.exists()
     again = run_again(disturbed)

@@ -1,8 +1,7 @@
-"""Where workers run: processes, a stand-in for Ray's interface, scripts for SLURM and Kubernetes."""
+"""Where workers run: processes, or a stand-in for Ray's interface."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from archsearch import pipeline
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline import workers
-from archsearch.pipeline.executors import LocalProcesses, RayTasks, make_executor, script_of
+from archsearch.pipeline.executors import LocalProcesses, RayTasks, make_executor
 from archsearch.pipeline.session import SearchSession
 from archsearch.workload import WorkloadRequest
-from tests.cli.commands import call, refused
-
-WORKER = ("worker", "--storage", "postgresql+psycopg2://me@db/as", "--run", "my run")
+from tests.cli.commands import refused
 
 
 class MadeUpRay(ModuleType):
@@ -112,28 +108,3 @@ def test_processes_that_gave_up_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
     executor._started[0][0].wait()
     (words,) = executor.stop()
     assert "no-such-command" in words
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_scripts(gpu: bool) -> None:
-    slurm = script_of("slurm", WORKER, 16, gpu=gpu)
-    checked = subprocess.run(["bash", "-n"], input=slurm, text=True, capture_output=True)
-    assert checked.returncode == 0, checked.stderr
-    lines = slurm.splitlines()
-    assert lines[0] == "#!/bin/bash" and "#SBATCH --ntasks=16" in lines and ("#SBATCH --gpus-per-task=1" in lines) == gpu
-    assert lines[-1] == "srun archsearch worker --storage postgresql+psycopg2://me@db/as --run 'my run'"
-    job = yaml.safe_load(script_of("kubernetes", WORKER, 4, gpu=gpu, image="me/archsearch:1"))
-    assert (job["apiVersion"], job["kind"], job["spec"]["parallelism"], job["spec"]["completions"]) == ("batch/v1", "Job", 4, 4)
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "me/archsearch:1" and container["args"] == list(WORKER)
-    assert ("nvidia.com/gpu" in container["resources"]["limits"]) == gpu
-    assert job["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
-
-
-def test_the_command_prints_a_script_and_joins_nothing() -> None:
-    command = ("worker", "--storage", "postgresql+psycopg2://me@nowhere/as", "--run", "a", "--folder", "/mnt/a", "--count", "3")
-    text = call(*command, "--script", "slurm", "--gpus").stdout
-    assert "#SBATCH --ntasks=3" in text and "#SBATCH --gpus-per-task=1" in text
-    assert text.rstrip().endswith("archsearch worker --storage postgresql+psycopg2://me@nowhere/as --run a --folder /mnt/a")
-    job = yaml.safe_load(call(*command, "--script", "kubernetes").stdout)
-    assert job["spec"]["template"]["spec"]["containers"][0]["args"][-2:] == ["--folder", "/mnt/a"]

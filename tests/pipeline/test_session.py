@@ -26,7 +26,6 @@ def weights_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"time_budget_s": 60.0, "alpha": "0.7"}, 0, False),
         ({"time_budget_s": 60.0, "confirm": 0}, 0, False),
         ({"time_budget_s": 60.0, "finalists": 4}, 1, False),
-        ({"alpha": "supernet"}, 1, True),
         ({"confirm": 2}, 2, True),
         ({"confirm": 2, "alpha": "prior"}, 2, False),
     ],

@@ -16,7 +16,8 @@ from archsearch.workload import WorkloadRequest
 
 def request(run: Path, **changes: object) -> pipeline.SearchRequest:
     asked = WorkloadRequest("h100", engine="vllm", batch_size=int(str(changes.pop("batch_size", 1))))
-    return pipeline.SearchRequest("llama-3.1-8b", asked=asked, trials=20, alpha="0.7", run=run, **changes)  # type: ignore[arg-type]
+    changes |= {"trials": 20, "alpha": "0.7", "run": run, "families": ("independent",)}
+    return pipeline.SearchRequest("llama-3.1-8b", asked=asked, **changes)  # type: ignore[arg-type]
 
 
 def test_two_workloads_in_one_storage_keep_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from archsearch.profiles import Measurement, Profile
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.cpu_sweep import sweep
 from archsearch.profiling.cuda import CudaBench, CudaRunner, GpuTimer, open_bench, supported_dtypes
-from archsearch.profiling.cycles import Cycle, LaunchRunner, RoundStyle
 from archsearch.profiling.fused import Fused, agree, attend, flash_usable, fused_for, lower_right_mask
 from archsearch.profiling.gpu_sweep import Asked, Stop, adaptive_sweep, needs
 from archsearch.profiling.layers import LeanDecoder, LeanRun
 from archsearch.profiling.points import Point
+from gpuday.cycles import Cycle, LaunchRunner, RoundStyle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 TARGET = Architecture(2048, 8192, 4, 32, 8, 64, 32000)

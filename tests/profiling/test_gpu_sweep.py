@@ -293,7 +293,7 @@ class NearestModel:
 def test_fewer_chosen_points_reach_the_error_of_more_spread_ones() -> None:
     """Passes whose time lies in a few large GEMMs, beside many small ops. Held out: passes of sizes that were not measured.
 
-    The case is made for choosing. Over a whole search space, with the real model, choosing was not clearly better (docs/log.md).
+    The case is made for choosing. Over a whole search space, with the real model, choosing was not clearly better (docs/log).
     """
 
     def passes(seed: int, count: int) -> tuple[Mapping[Any, float], ...]:

@@ -13,15 +13,20 @@ import pytest
 from PIL import Image
 
 from archsearch.estimate import Estimate
+from archsearch.needs import Needs
 from archsearch.pipeline import report_curves as curves_of_runs
-from archsearch.report.chart_files import chart_csv, tables_of
+from archsearch.report.best import section_best
+from archsearch.report.chart_files import chart_csv, named_tables
 from archsearch.report.chart_page import plotly_figure, scripts
 from archsearch.report.charts import Chart, Series, depth_colour
+from archsearch.report.foretold import stops_words
 from archsearch.report.ladder import ladders
-from archsearch.report.page import page_of, write_figures
+from archsearch.report.page import anchors, html_page, page_of, write_figures
 from archsearch.report.plots import PlottedTrial, pareto_front
 from archsearch.report.reading import read_run
 from archsearch.report.reproduce import search_command
+from archsearch.report.section import Cell, Section, Table, charts_of, text_cell
+from archsearch.runs.budgets import BudgetDrafter, BudgetRow, Budgets, write_budgets
 from archsearch.runs.curves import CURVES_FILE, Bar, Curve, Curves, Point, write_curves
 from archsearch.runs.fields import WRONG_SHAPE
 from tests.report.test_report import make_run
@@ -65,26 +70,89 @@ def test_curves_come_back_as_they_were_written(tmp_path: Path) -> None:
 def test_where_speculation_stops_paying_and_why_it_won(tmp_path: Path) -> None:
     run = make_run(tmp_path, trials=12)
     write_curves(run, some_curves())
-    page, charts = page_of(run)
+    page, sections = page_of(run)
     for words in (
         "batch size: it pays up to a batch of 3.", "context: it pays anywhere from 128 tokens to 1,024 tokens",
         "alpha: it pays from alpha 0.30 on.", "gamma: it pays up to gamma 3.", "Why this one won", "+5.1 %",
         "size +0.20 (58 rows)", "as a whole.",
     ):  # fmt: skip
         assert words in page, words
-    assert [chart.key for chart in charts[:7]] == [
-        "time-round", "time-passes", "time-layers", "by-batch", "by-context", "by-alpha", "by-gamma",
+    assert [chart.key for chart in charts_of(sections)[:7]] == [
+        "by-batch", "time-round", "time-passes", "time-layers", "by-context", "by-alpha", "by-gamma",
     ]  # fmt: skip
+
+
+def bought(family: str, needs: Needs, speedup: float) -> BudgetDrafter:
+    expected = Estimate(speedup, 0.2, "prior", speedup - 0.3, speedup + 0.4)
+    return BudgetDrafter(family, f"{family} shape", needs, 4, gain(0.7), expected)
+
+
+def test_what_a_budget_buys_is_the_first_picture(tmp_path: Path) -> None:
+    run = make_run(tmp_path, trials=12)
+    there = bought("eagle3", Needs("exists", hub_id="a/head"), 1.9)
+    lookup = bought("ngram", Needs("nothing"), 1.2)
+    trained = bought("independent", Needs("training", tokens=4e8, text_hours=60.0, training_hours=40.0), 2.2)
+    rows = (BudgetRow(0.0, (there, lookup)), BudgetRow(10.0, (there, lookup)), BudgetRow(100.0, (trained, there, lookup)))
+    write_budgets(run.path, Budgets("h100", rows))
+    write_curves(run, some_curves())
+    page, sections = page_of(run)
+    charts = charts_of(sections)
+    assert [chart.key for chart in charts[:2]] == ["costs", "by-batch"]
+    best, *marks = charts[0].series
+    assert best.y == (1.9, 1.9, 2.2) and best.low == pytest.approx((1.6, 1.6, 1.9))
+    drawn = {series.name: (series.x, series.symbol) for series in marks}
+    # One mark a drafter: zero stands at a tenth of the smallest budget.
+    there_at = ((1.0,), "circle")
+    assert drawn == {"independent draft": ((100.0,), "ring"), "EAGLE-3 head": there_at, "n-gram lookup": there_at}
+    assert charts[0].ticks == (1.0, 10.0, 100.0) and charts[0].tick_names == ("0", "10", "100")
+    assert "EAGLE-3 head: a/head" in page and "100 GPU-hours, 400M tokens" in page
+    (run.path / "budgets.json").write_text('{"device": 1}')
+    page, sections = page_of(run)
+    assert "Files that could not be read" in page and charts_of(sections)[0].key == "by-batch"
+
+
+def test_the_table_says_what_each_drafter_needs(tmp_path: Path) -> None:
+    found = read_run(make_run(tmp_path, trials=12)).candidates
+    kinds = (Needs("exists", hub_id="a/head"), Needs("training", tokens=4e8, training_hours=24.0))
+    shown = [replace(item, score=replace(item.score, needs=needs)) for item, needs in zip(found, kinds, strict=False)]
+    table = section_best(shown, "GPU").tables[0]
+    assert [row[2:4] for row in table.rows] == [
+        [text_cell("independent: a/head", "searched", wrap=True), text_cell("download")],
+        [text_cell(f"independent: {shown[1].score.label()}", "searched", wrap=True), text_cell("24 GPU-h, 400M")],
+    ]
+
+
+def test_where_the_lower_edge_crosses_is_said_beside_where_the_value_does() -> None:
+    rows = ((1, 1.8, 1.5), (2, 1.6, 1.2), (4, 1.4, 0.8))
+    sure = [Point(x, 2, Estimate(y, 0.1, "modelled", low, y + 0.2)) for x, y, low in rows]
+    assert stops_words("batch", [Curve(1, "x", tuple(sure))]) == (
+        "batch size: it pays anywhere from a batch of 1 to a batch of 4; not computed beyond. The lower edge of its interval "
+        "falls below 1x at a batch of 3."
+    )
+    doubtful = stops_words("batch", [Curve(1, "x", tuple(sure[2:]))])
+    assert "Nowhere for sure" in doubtful
+
+
+def test_every_section_has_an_anchor_and_a_link() -> None:
+    sections = [Section(title, ["x"]) for title in ("A & B", "A & B", "C")]
+    page, names = html_page("x", sections), ["part-a-b", "part-a-b-1", "part-c"]
+    assert re.findall(r'href="#([^"]+)"', page) == re.findall(r'<h2 id="([^"]+)"', page) == names == anchors(sections)
+    assert page.index("<nav") < page.index("<h2")
+
+
+def test_a_section_without_content_is_shown_by_nobody() -> None:
+    assert not Section("title", parts=[Section("part")]) and Section(parts=[Section(words=["x"])])
+    assert "never" not in html_page("x", [Section("A", ["x"], parts=[Section("never")])])
 
 
 def test_nothing_from_files_becomes_markup_or_script(tmp_path: Path) -> None:
     run = make_run(tmp_path, trials=12, target="smollm2-135m")
     write_curves(run, some_curves(BAD))
     run.info["arguments"]["target"] = BAD
-    page, charts = page_of(run)
+    page, sections = page_of(run)
     assert "<img" not in page and page.count("</script>") == 3 and page.count("<script") == 3
     data = re.search(r'id="chart-data"[^>]*>(.*?)</script>', page, re.DOTALL)
-    assert data is not None and set(json.loads(data[1])) == {chart.key for chart in charts}
+    assert data is not None and set(json.loads(data[1])) == {chart.key for chart in charts_of(sections)}
     assert "<" not in data[1] and "&lt;img" in json.dumps(json.loads(data[1]))  # Plotly reads tags in its texts: none are left
 
 
@@ -121,13 +189,16 @@ def test_pictures_and_tables_as_files(tmp_path: Path) -> None:
     bars = (run.path / "figures" / "table-why-this-one-won.csv").read_text()
     assert "\n'=cmd" in bars  # a spreadsheet would run it
     best = list(csv.reader((run.path / "figures" / "table-the-best-candidates.csv").read_text().splitlines()))
-    assert best[0][0] == "rank" and best[1][0] == "1" and len(best) == 1 + len(run.ranks())
+    assert best[0][:2] == ["#", "speed-up, 5 to 95 %"] and len(best[0]) <= 7 and best[1][0] == "1" and len(best) <= 1 + 8
+    every = list(csv.reader((run.path / "figures" / "table-the-best-candidates-2.csv").read_text().splitlines()))
+    assert every[0][0] == "rank" and every[1][0] == "1" and len(every) == 1 + len(run.ranks())
 
 
 def test_tables_are_named_by_their_heading() -> None:
-    first = "<h2>A &amp; B</h2><table><tr><th>x</th></tr></table>"
-    second = "<h2>A &amp; B</h2><table><tr><td>1<small>one</small></td></tr></table>"
-    assert tables_of(first + second) == [("a-b", [["x"]]), ("a-b-2", [["1 | one"]])]
+    first, second = Table(("x",), []), Table(("x",), [[Cell("1", "one")]])
+    folded = Section("the same", tables=[first], folded=True)
+    sections = [Section("A & B", tables=[first, second], parts=[folded, Section("Part", tables=[second])])]
+    assert [name for name, _ in named_tables(sections)] == ["a-b", "a-b-2", "a-b-3", "part"]
     assert chart_csv(Chart("k", "t", "c", "x", "y", (Series("+1 up", (1.0,), (-2.0,)),))).splitlines()[1] == "+1 up,1,-2,,,"
 
 

@@ -56,7 +56,7 @@ def test_a_training_that_went_on_too_long_keeps_its_best_weights(run: Run) -> No
     said = " ".join(summary_text(run).split())
     assert "Learning curve:" in said and "24k distinct tokens, 5.8M seen (116 epochs)" in said
     page = write_html(run).read_text()
-    assert "<h2>Learning curve</h2>" in page and "weights that were kept" in page and "epochs" in page
+    assert '<h2 id="part-learning-curve">Learning curve</h2>' in page and "weights that were kept" in page and "epochs" in page
 
 
 def test_what_was_learnt_by_heart_is_said_where_the_last_weights_were_kept(run: Run) -> None:
@@ -72,7 +72,7 @@ def test_a_run_of_the_first_version_has_a_curve(run: Run) -> None:
     assert [each.tokens for each in record.looks] == [0, 225, 489] and record.looks[0].loss is None
     assert record.looks[-1].loss == pytest.approx(0.289, abs=1e-3) and record.kept is None and record.epochs is None
     assert "135 distinct tokens, 539 seen; " in curve_words(record)
-    assert "<h2>Learning curve</h2>" in section_learning(read_run(run))
+    assert section_learning(read_run(run)).title == "Learning curve"
     assert plot_learning([record]) is not None and plot_learning([]) is None
 
 

@@ -1,4 +1,4 @@
-"""Run folders and exports of version 0.1.0 load: report, list, export, estimate, schedule, and a search that goes on."""
+"""Run folders and exports of earlier versions load: report, list, export, estimate, schedule, and a search that goes on."""
 
 from __future__ import annotations
 
@@ -19,29 +19,45 @@ from archsearch.runs.run import list_runs, open_run
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import make_world
 
-OLD = Path(__file__).parents[1] / "fixtures" / "run-0.1.0"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEARCH = (
     "search", "--target", "target", "--gpu", "cpu", "--space", "small.yaml", "--context", "64", "--trials", "12", "--top", "3",
     "--prompts", "prompts.jsonl", "--answer-tokens", "32", "--run", "runs/a",
 )  # fmt: skip
 
 
+def build(folder: Path, version: str) -> Path:
+    """The tiny world with the runs of a version in runs/, and its export."""
+    old = FIXTURES / f"run-{version}"
+    world = make_world(folder)
+    for name, run in (("run", "a"), ("climb", "climb"), ("gpu", "gpu")):
+        if (old / name).is_dir():
+            shutil.copytree(old / name, world / "runs" / run)
+    shutil.copytree(old / "export", world / "export")
+    shutil.copyfile(old / "run" / "best" / "1" / "model.safetensors", world / "export" / "model.safetensors")
+    shutil.copyfile(old / "small.yaml", world / "small.yaml")
+    return world
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny world with the old runs as runs/a and runs/climb, and the old export."""
-    folder = make_world(tmp_path_factory.mktemp("old"))
-    shutil.copytree(OLD / "run", folder / "runs" / "a")
-    shutil.copytree(OLD / "climb", folder / "runs" / "climb")
-    shutil.copytree(OLD / "export", folder / "export")
-    shutil.copyfile(OLD / "run" / "best" / "1" / "model.safetensors", folder / "export" / "model.safetensors")
-    shutil.copyfile(OLD / "small.yaml", folder / "small.yaml")
-    return folder
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The world of each version."""
+    return {version: build(tmp_path_factory.mktemp("old"), version) for version in ("0.1.0", "0.2.0")}
+
+
+@pytest.fixture(params=["0.1.0", "0.2.0"])
+def any_old(request: pytest.FixtureRequest, built: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A copy of a version's world as the working directory; its version."""
+    shutil.copytree(built[request.param], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return str(request.param)
 
 
 @pytest.fixture
-def old(built: Path, tmp_path: Path) -> Path:
-    """A copy of it as the working directory."""
-    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+def old(built: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the world of 0.1.0 as the working directory."""
+    shutil.copytree(built["0.1.0"], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -79,11 +95,22 @@ def test_every_file_of_the_run_is_read(old: Path) -> None:
     assert first.schedule is not None and first.schedule.ranges == ((1, 4, 1),)
 
 
-@pytest.mark.parametrize("name", ["a", "climb"])
-def test_report(old: Path, name: str) -> None:
-    call("report", f"runs/{name}")
-    page = Path(f"runs/{name}/report.html").read_text(encoding="utf-8")
-    assert "archsearch 0.1.0" in page and "transformers" in page and "is not what archsearch writes" not in page
+def test_every_file_of_the_runs_of_0_2_0_is_read(built: dict[str, Path]) -> None:
+    runs = {name: read_run(open_run(built["0.2.0"] / "runs" / name)) for name in ("a", "climb", "gpu")}
+    assert not any(run.problems for run in runs.values())
+    first, _, third = runs["a"].candidates
+    assert first.stage == "confirmed" and third.stage == "searched"
+    assert [load.engine for load in first.loads] == ["vllm"] and first.schedule is not None
+    assert runs["climb"].climb and runs["climb"].candidates[0].stage == "confirmed"
+    assert {item.score.family for item in runs["gpu"].candidates} >= {"independent", "eagle3", "ngram", "medusa", "dflash"}
+
+
+def test_report(any_old: str) -> None:
+    for name in sorted(path.name for path in Path("runs").iterdir() if path.is_dir()):
+        call("report", f"runs/{name}")
+        page = Path(f"runs/{name}/report.html").read_text(encoding="utf-8")
+        assert f"archsearch {any_old}" in page and "is not what archsearch writes" not in page
+        assert ("vllm" if name == "gpu" else "transformers") in page.lower()
 
 
 def test_report_of_the_climb_shows_its_rungs(old: Path) -> None:
@@ -102,7 +129,7 @@ def test_list_runs(old: Path) -> None:
     assert {row.rsplit("  ", 1)[1].strip() for row in rows} == {"1.44x", "not decided"}
 
 
-def test_export_writes_what_it_wrote_before(old: Path) -> None:
+def test_export_writes_what_it_wrote_before(any_old: str) -> None:
     call("export", "runs/a", "--rank", "1", "--output", "again")
     before, now = read("export/export.json"), read("again/export.json")
     assert set(before) <= set(now)
@@ -112,10 +139,10 @@ def test_export_writes_what_it_wrote_before(old: Path) -> None:
     assert names == {path.name for path in Path("again").iterdir()}
     same = ("config.json", "generation_config.json", "draft_vocab.json", "tokenizer.json")
     assert all(read(f"again/{name}") == read(f"export/{name}") for name in same)
-    assert call("export", "runs/a", "--rank", "1", "--output", "export")  # over the export of 0.1.0, which it knows as one
+    assert call("export", "runs/a", "--rank", "1", "--output", "export")  # over the old export, which it knows as one
 
 
-def test_the_old_export_loads_and_is_priced(old: Path) -> None:
+def test_the_old_export_loads_and_is_priced(any_old: str) -> None:
     import torch
 
     from archsearch.models.drafts import TrimmedHead, load_draft
@@ -127,7 +154,7 @@ def test_the_old_export_loads_and_is_priced(old: Path) -> None:
     assert priced["drafts"][0]["architecture"]["draft_vocab_size"] == 128
 
 
-def test_schedule_and_confirmation_of_the_old_rank(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_and_confirmation_of_the_old_rank(any_old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine(name=name))
     call("schedule", "runs/a", "--batch-size", "1", "--batch-size", "2")
     arguments = ("--engine", "vllm", "--engine-python", sys.executable, "--concurrency", "1", "--gamma", "2", "--repeats", "2")

@@ -39,7 +39,7 @@ def test_create_and_open(tmp_path):
     data = yaml.safe_load(run.run_file.read_text())
     assert data["space"] == SPACE and data["profile"] == PROFILE and data["seed"] == 0 and data["device"] == {"key": "cpu-x"}
     assert data["code"]["version"] and data["packages"]["python"].count(".") == 2 and "optuna" in data["packages"]
-    assert run.path.name.endswith("smollm2-135m") and run.trials() == [] and run.ranks() == []
+    assert run.path.name.endswith("smollm2-135m") and run.trials().empty and run.ranks() == []
 
 
 def test_runs_of_the_same_second_do_not_collide(tmp_path):
@@ -86,10 +86,15 @@ def test_resume_with_other_arguments_says_which_differ(tmp_path, arguments, othe
 
 def test_trials_csv(tmp_path):
     run = _run(tmp_path)
-    run.write_trials([{"number": 0, "invalid": "a, b"}, {"number": 1, "speedup": 1.25}])
-    assert run.trials() == [{"number": "0", "invalid": "a, b", "speedup": ""}, {"number": "1", "invalid": "", "speedup": "1.25"}]
+    rows = [{"number": 0, "invalid": "a, b", "gamma": None}, {"number": 1, "speedup": 1.1 + 2.2, "gamma": 3, "ok": True}]
+    run.write_trials(rows)
+    text = "number,invalid,gamma,speedup,ok\n0,\"a, b\",,,\n1,,3,3.3000000000000003,True\n"
+    assert run.trials_file.read_text() == text
+    table = run.trials()
+    assert list(table["number"]) == [0, 1] and table["speedup"][1] == 1.1 + 2.2 and table["speedup"].isna()[0]
+    assert table["invalid"][0] == "a, b" and run.summary_row()
     run.write_trials([])
-    assert run.trials() == []
+    assert run.trials().empty
 
 
 def test_best_and_confirmed(tmp_path):
@@ -130,7 +135,7 @@ def test_missing_and_broken_runs(tmp_path):
         open_run(tmp_path / "empty")
     broken = tmp_path / "broken"
     broken.mkdir()
-    for text, words in (("a: [", "cannot be read"), ("- 1", "is broken"), ("schema_version: 1", "created.* missing")):
+    for text, words in (("a: [", "is not YAML"), ("- 1", "is broken"), ("schema_version: 1", "created.* missing")):
         (broken / "run.yaml").write_text(text)
         with pytest.raises(ArchsearchError, match=words) as caught:
             open_run(broken)

@@ -10,7 +10,7 @@ import pytest
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.models import Independent
 from archsearch.errors import ArchsearchError
-from archsearch.runs.state import ClimbState, Longer, StateFile, SupernetEntry
+from archsearch.runs.state import ClimbState, Longer, StateFile
 from archsearch.search.objective import LATER
 
 OLD = Path(__file__).parents[1] / "fixtures" / "run-0.1.0" / "climb" / "rungs.json"
@@ -28,7 +28,7 @@ def test_a_file_of_version_0_1_0_is_read_and_keeps_its_format(old: dict) -> None
     now = json.loads(json.dumps(state.to_dict()))
     for name in ("seconds", "longer_s"):  # shares of time, which nothing reads any more
         old["finalists"].pop(name)
-    later = dict.fromkeys(name for name in LATER if name != "regret")  # that is said of walks alone, and left out elsewhere
+    later = dict.fromkeys(name for name in LATER if name not in ("regret", "needs"))  # left out where nothing is known
     predicted = [  # what drafts was an independent draft, for there was nothing else
         score | later | {"family": "independent", "drafter": Independent(shape).to_dict(), "assumed": ""}
         for score in old["finalists"]["predicted"]
@@ -42,7 +42,6 @@ def test_everything_a_state_can_hold_comes_back(old: dict) -> None:
     state = ClimbState.from_dict(old)
     assert state.finalists is not None
     state.finalists.tokens, state.finalists.longer = 4000, Longer(0, 12.5)
-    state.supernet = SupernetEntry(state.finalists.shapes, (0.5,))
     assert ClimbState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
 
 

@@ -15,10 +15,9 @@ from archsearch.errors import ArchsearchError
 from archsearch.search import storage as storages
 from archsearch.search.identity import identity_of, study_name
 from archsearch.search.objective import Scorer
-from archsearch.search.samplers import SAMPLERS, walk_of
+from archsearch.search.samplers import make_sampler
 from archsearch.search.space import SearchSpace, load_space
 from archsearch.search.study import STUDY, How, search
-from archsearch.search.walk import Walk
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -67,7 +66,7 @@ def _billions(**more: object) -> SearchSpace:
     return SearchSpace.from_dict({"dimensions": numbers, **more}, "billions")
 
 
-def test_billions_of_points_are_walked_and_a_hopeless_space_is_refused(make_scorer: Callable[..., Scorer]) -> None:
+def test_billions_of_points_are_sampled_and_a_hopeless_space_is_refused(make_scorer: Callable[..., Scorer]) -> None:
     space = _billions()
     assert space.size(TARGET) > 10**9
     found = search(space, make_scorer(), trials=12)
@@ -80,20 +79,25 @@ def test_a_hopeless_space_of_billions_is_refused_in_a_minute() -> None:
         _billions(constraints={"max_parameters": 1000}).check(TARGET)
 
 
-def test_samplers(make_scorer: Callable[..., Scorer], small_space: SearchSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samplers(make_scorer: Callable[..., Scorer], small_space: SearchSpace) -> None:
     for sampler in ("tpe", "nsga2", "random"):
         how = How(sampler=sampler)  # type: ignore[arg-type]
         one, again = (search(small_space, make_scorer(), trials=30, seed=1, how=how) for _ in range(2))
         assert one.trials == again.trials and one.finished == 30
         assert len({tuple(row[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
                     "num_key_value_heads", "draft_vocab_size", "window_pattern")) for row in one.trials}) == 30  # fmt: skip
-        assert {row["origin"] for row in one.trials} <= {"sampler", "random"}
-    assert set(SAMPLERS) == {"tpe", "nsga2", "gp", "cmaes", "random"} and type(walk_of("auto", small_space, TARGET, 0)) is Walk
-    with pytest.raises(ArchsearchError, match="unknown sampler 'best'"):
-        walk_of("best", small_space, TARGET, 0)  # type: ignore[arg-type]
-    monkeypatch.setitem(__import__("sys").modules, "cmaes", None)
-    with pytest.raises(ArchsearchError, match=r"pip install .archsearch\[cmaes\]"):
-        walk_of("cmaes", small_space, TARGET, 0)
+        assert {row["origin"] for row in one.trials} == {"sampler"}
+    assert How().proposes == "tpe" and How(goals=("speedup", "parameters")).proposes == "nsga2"
+    with pytest.raises(ArchsearchError, match="unknown sampler 'walk'"):
+        make_sampler("walk", 0)
+
+
+def test_several_goals_are_searched_by_nsga2(make_scorer: Callable[..., Scorer], tmp_path: Path) -> None:
+    how = How(goals=("speedup", "parameters"))
+    found = search(_billions(), make_scorer(), trials=60, how=how, storage=tmp_path / "j.log")
+    (summary,) = optuna.get_all_study_summaries(storages.open_storage(tmp_path / "j.log"))
+    assert [direction.name for direction in summary.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert found.finished == 60 and found.best[0].worth == max(score.worth for score in found.best)
 
 
 # -- storages --------------------------------------------------------------------------------

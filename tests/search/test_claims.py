@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from archsearch.search.claims import Claims, Task
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
 from archsearch.search.storage import open_storage
-from archsearch.search.study import How, search
+from archsearch.search.study import How, SearchResult, search
 from tests.doubles.postgres import postgres_server
 
 WORKER = textwrap.dedent(
@@ -36,11 +37,10 @@ WORKER = textwrap.dedent(
     def do(number):
         time.sleep(pace)
         return create_trial(value=float(number), user_attrs={"result": number})
-    tasks = [Task(str(n), {}, {}, lambda n=n: do(n), {"origin": "test"}) for n in range(count)]
+    tasks = [Task(str(n), lambda n=n: do(n), {"origin": "test"}) for n in range(count)]
     claims = Claims(study, grace_s=grace, beat_s=0.2)
     open(os.path.join(sys.argv[5], str(os.getpid())), "w").close()
     claims.finish(tasks)
-    claims.close_left()
     print(claims.done)
     """
 )
@@ -54,7 +54,9 @@ def start(storage: str, count: int, pace: float, ready: Path) -> subprocess.Pope
 MOST_KILLS = 12  # on a busy machine each costs more than it takes until the next
 
 
-def storm(storage: str, count: int, workers: int, pace: float, every_s: float, ready: Path) -> tuple[int, int]:
+def storm(
+    storage: str, count: int, workers: int, pace: float, every_s: float, ready: Path, most: int = MOST_KILLS
+) -> tuple[int, int]:
     """`workers` processes at `count` trials, one of those at work killed as soon as one is, and every `every_s` seconds from then
     on, and started again; (kills, kills that met a worker with a claim)."""
     running = [start(storage, count, pace, ready) for _ in range(workers)]
@@ -62,7 +64,7 @@ def storm(storage: str, count: int, workers: int, pace: float, every_s: float, r
     while any(process.poll() is None for process in running):
         time.sleep(0.05)
         alive = [process for process in running if process.poll() is None and (ready / str(process.pid)).exists()]
-        if time.monotonic() - last > every_s and alive and kills < MOST_KILLS:
+        if time.monotonic() - last > every_s and alive and kills < most:
             victim = rng.choice(alive)
             os.kill(victim.pid, signal.SIGKILL)
             victim.communicate()
@@ -76,7 +78,8 @@ def storm(storage: str, count: int, workers: int, pace: float, every_s: float, r
     trials = study.get_trials(deepcopy=False)
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     assert sorted(float(trial.value or 0.0) for trial in complete) == [float(n) for n in range(count)], "lost or counted twice"
-    assert not [trial for trial in trials if not trial.state.is_finished()], "left running"
+    done = {trial.user_attrs["key"] for trial in complete}
+    assert not [trial for trial in trials if trial.user_attrs["key"] not in done], "not taken over"
     if "://" in storage:
         study._storage.remove_session()
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
@@ -86,7 +89,7 @@ def storm(storage: str, count: int, workers: int, pace: float, every_s: float, r
 
 def test_one_process_does_all_and_a_second_finds_nothing_to_do(tmp_path: Path) -> None:
     study = optuna.create_study(storage=open_storage(tmp_path / "j.log"), study_name="s")
-    tasks = [Task(str(n), {}, {}, partial(optuna.trial.create_trial, value=float(n)), {}) for n in range(5)]
+    tasks = [Task(str(n), partial(optuna.trial.create_trial, value=float(n)), {}) for n in range(5)]
     first, second = Claims(study), Claims(study)
     assert {key: trial.value for key, trial in first.finish(tasks).items()} == {str(n): float(n) for n in range(5)}
     assert len(second.finish(tasks)) == 5 and (first.done, second.done) == (5, 0)
@@ -99,7 +102,7 @@ def test_the_lower_claim_stands_and_a_dead_one_is_taken_over(tmp_path: Path) -> 
     )
     study.add_trial(running)
     claims = Claims(study, grace_s=0.5, beat_s=0.1)
-    task = Task("a", {}, {}, lambda: optuna.trial.create_trial(value=1.0), {})
+    task = Task("a", lambda: optuna.trial.create_trial(value=1.0), {})
     claims._try(task)  # somebody is at it
     assert study.trials[1].user_attrs["closed"] == "somebody else was quicker" and claims.done == 0
     assert claims.finish([task])["a"].number == 2
@@ -107,17 +110,22 @@ def test_the_lower_claim_stands_and_a_dead_one_is_taken_over(tmp_path: Path) -> 
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
 
 
-def test_a_shared_search_answers_as_one_alone(
+def test_processes_that_ask_one_study_score_no_shape_twice(
     make_scorer: Callable[..., Scorer], small_space: SearchSpace, tmp_path: Path
 ) -> None:
-    alone = search(small_space, make_scorer(), trials=40, seed=3)
-    shared = search(small_space, make_scorer(), trials=40, seed=3, storage=tmp_path / "j.log", how=How(shared=True))
-    assert shared.trials == alone.trials and shared.scored_here == 40
-    again = search(small_space, make_scorer(), trials=40, seed=3, storage=tmp_path / "j.log", how=How(shared=True))
-    assert again.trials == alone.trials and again.scored_here == 0
+    def both() -> SearchResult:
+        how = How("random", shared=True)
+        return search(small_space, make_scorer(), trials=40, seed=3, storage=tmp_path / "j.log", how=how)
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: both(), range(2))
+    assert one.finished == other.finished == 40
+    assert 40 <= one.scored_here + other.scored_here <= 42, "what both are at when the last one is done"
+    again = both()
+    assert again.scored_here == 0 and again.best[0] == min(one.best[0], other.best[0], again.best[0], key=lambda s: -s.worth)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_workers_on_a_journal_that_are_killed_lose_nothing(tmp_path: Path) -> None:
     kills, _ = storm(str(tmp_path / "j.log"), 60, 3, 0.1, 3.0, tmp_path)
     assert kills >= 1
@@ -129,7 +137,7 @@ def postgres() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_four_workers_on_postgresql_one_killed_every_few_seconds(postgres: str, tmp_path: Path) -> None:
-    kills, taken_over = storm(postgres, 400, 4, 0.2, 3.0, tmp_path)
-    assert kills >= 5 and taken_over >= 1, (kills, taken_over)
+    kills, taken_over = storm(postgres, 400, 4, 0.2, 3.0, tmp_path, most=20)
+    assert kills >= 10 and taken_over >= 1, (kills, taken_over)

@@ -30,11 +30,11 @@ from archsearch.latency.roofline import RooflineLatency
 from archsearch.paths import data_dir
 from archsearch.pipeline import sample_space
 from archsearch.profiles import Profile
-from archsearch.search.exact import exact_grid, rank_all
+from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.grid import GridScorer, SpaceGrid, can_score, grid_of
 from archsearch.search.objective import Latency, Scorer
 from archsearch.search.space import Limits, SearchSpace, list_spaces, load_space
-from archsearch.search.study import How, enumerate_best, search
+from archsearch.search.study import How, search
 from archsearch.workload import Workload
 from tests.doubles.world import CostLaw, write_profile
 from tests.latency.test_engine_passes import profile_of
@@ -166,7 +166,8 @@ def test_whole_passes_of_a_cpu(cpu: Profile, engine: str | None) -> None:
         compare(scorer_of(SMOLLM2, space, latency, work, acceptance=acceptance), grid, space)
 
 
-def test_passes_that_an_engine_ran_itself() -> None:
+@pytest.mark.parametrize(("engine", "dtype", "first"), [("vllm", "float32", 2), ("llama.cpp", "q8_0", 1)])
+def test_passes_that_an_engine_ran_itself(engine: str, dtype: str, first: int) -> None:
     space = SearchSpace.from_dict(
         {"dimensions": {"num_hidden_layers": [1, 2, 3, 4, 8], "hidden_size": [256, 512, 768, 1024], "ffn_ratio": [2, 4],
          "num_key_value_heads": [2, 4], "kv_group_size": [1, 2, 4], "head_dim": [64], "tie_word_embeddings": [False],
@@ -175,9 +176,9 @@ def test_passes_that_an_engine_ran_itself() -> None:
     )  # fmt: skip
     grid = grid_of(space, SMOLLM2)
     assert grid is not None
-    latency = LatencyModel(profile_of("vllm"), "float32", engine="vllm")
+    latency = LatencyModel(profile_of(engine, dtype, first), dtype, engine=engine)
     assert latency.engine_ is not None
-    compare(scorer_of(SMOLLM2, space, latency, Workload(1, 256, 1, "float32")), grid, space, some=200)
+    compare(scorer_of(SMOLLM2, space, latency, Workload(1, 256, 1, dtype)), grid, space, some=200)
     measured = Architecture(1024, 2048, 2, 8, 2, 64, 49152)  # one of the drafts whose own passes were timed
     places = [place for place in np.ndindex(grid.grid.shape) if grid.grid.at(place) == measured]
     assert len(places) == 1
@@ -203,7 +204,7 @@ def test_every_gamma_text_and_what_was_measured(gammas: tuple[int, ...]) -> None
 def test_the_ranking_is_the_enumeration(cpu: Profile, small_space: SearchSpace) -> None:
     space = small_space.served(1, 300)
     scorer = scorer_of(SMOLLM2, space, LatencyModel(cpu, CostLaw().dtype), Workload(1, 200, 1, CostLaw().dtype))
-    exact = enumerate_best(space, scorer, top=12)
+    exact = [score for *_, score in rank_alone(space, scorer).ranked[:12]]
     found = search(space, scorer, trials=60)
     assert [score.architecture for score in found.best[:8]] == [score.architecture for score in exact[:8]]
     grid = exact_grid(space, scorer)
@@ -212,7 +213,7 @@ def test_the_ranking_is_the_enumeration(cpu: Profile, small_space: SearchSpace) 
     widths = {score.architecture.hidden_size for score in found.best}
     assert len(widths) > 3, "the best of other widths are recorded as well"
     assert search(space, scorer, trials=20).trials == found.trials[:20]
-    walked = search(space, scorer, trials=60, how=How("walk"))
+    walked = search(space, scorer, trials=60, how=How("random"))
     assert not walked.exact and walked.best[0].speedup.value <= found.best[0].speedup.value
 
 

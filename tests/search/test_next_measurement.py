@@ -158,7 +158,7 @@ def test_nothing_is_learnt_where_nothing_was_open_and_more_from_less_error(score
     given = Scorer(smollm2, Workload(), roofline(relative_std=0.06), GivenAcceptance(0.7), gammas=(3,))
     known = Belief(given, ranked(given))
     assert known.acceptance_of((EXISTING, given.context), 0.1) is None
-    assert not logit_covariance(given.acceptance, [Independent(shape) for shape in SHAPES], given.context).any()
+    assert not logit_covariance(given.acceptance, [(Independent(shape), given.context) for shape in SHAPES]).any()
     assert known.outlook(known.trainings_of((0, 1), 0.0, 0.05)).value == pytest.approx(0.0, abs=1e-9)
 
 

@@ -13,7 +13,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import load_device
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.report.pareto import pareto_rows, pareto_svg
+from archsearch.report.pareto import pareto_chart, pareto_section
 from archsearch.search.exact import exact_grid
 from archsearch.search.grid import GridScorer
 from archsearch.search.objective import Scorer
@@ -70,13 +70,14 @@ def test_groups_have_a_cheapest_and_members_say_whether_they_were_confirmed(
         assert [member for member in group if member.cheapest] == [cheapest]
     goals = {"speedup": {"unit": "x"}, "parameters": {"unit": ""}}
     data: dict[str, Any] = {"goals": goals, "exact": [], "members": [member.to_dict() for member in members]}
-    rows, header = pareto_rows(data)
-    assert header == ["#", "draft", "speedup", "parameters", "group", "measured"] and len(rows) == len(members)
+    (table,) = pareto_section(data).tables
+    rows = table.rows
+    assert table.header == ["#", "draft", "speedup", "parameters", "group", "measured"] and len(rows) == len(members)
     assert rows[0][-1] == "1.50x" and rows[1][-1] == "not confirmed"
-    data["members"][0]["label"] = "<script>"
-    picture = pareto_svg(data)
-    assert picture.count("<title>") == len(members) and "<script>" not in picture and "class='p f'" in picture
-    assert pareto_svg({**data, "members": []}).startswith("<svg")
+    confirmed, others, cheapest = pareto_chart(data).series
+    assert len(confirmed.x) == 1 and len(others.x) == len(members) - 1
+    assert len(cheapest.x) == sum(member.cheapest for member in members)
+    assert pareto_chart({**data, "members": []}).series == ()
 
 
 def test_goals_are_checked() -> None:

@@ -1,4 +1,4 @@
-"""What a walk missed: told against the exact best, of the whole space or of a part that holds the walk's best."""
+"""What a sampler missed of the exact best, of the whole space or of a part that holds the best that it found."""
 
 import doctest
 
@@ -6,10 +6,11 @@ import pytest
 
 from archsearch.report.terminal.search import regret_lines
 from archsearch.search import regret as regret_module
+from archsearch.search.exact import rank_alone
 from archsearch.search.objective import Score
 from archsearch.search.regret import regret_of, through
 from archsearch.search.space import Limits, SearchSpace, load_space
-from archsearch.search.study import How, enumerate_best, merged, search
+from archsearch.search.study import How, merged, search
 
 
 def test_the_examples_of_its_functions() -> None:
@@ -19,7 +20,7 @@ def test_the_examples_of_its_functions() -> None:
 def test_regret_is_that_of_the_enumeration(make_scorer, small_space, monkeypatch) -> None:
     monkeypatch.setattr(regret_module, "ALONE_POINTS", 100_000)
     scorer = make_scorer()
-    exact = enumerate_best(small_space, scorer, top=1)[0].speedup.value
+    exact = rank_alone(small_space, scorer).ranked[0][2].speedup.value
     found = search(small_space, scorer, trials=5, seed=1, how=How("random", regret=True))
     (regret,) = found.regrets
     assert regret.whole and regret.sampler == "random" and regret.exact == pytest.approx(exact, rel=1e-12)
@@ -30,7 +31,7 @@ def test_regret_is_that_of_the_enumeration(make_scorer, small_space, monkeypatch
     assert Score.from_dict(found.best[0].to_dict()) == found.best[0]
     assert merged([found, found]).regrets == (regret, regret)
     assert search(small_space, scorer, trials=5, seed=1, how=How("random")).regrets == ()  # only where it is asked for
-    whole = search(small_space, scorer, trials=10_000, how=How("walk", regret=True))
+    whole = search(small_space, scorer, trials=10_000, how=How("random", regret=True))
     assert whole.exact and whole.regrets == () and "regret" not in whole.best[0].to_dict()
 
 
@@ -56,7 +57,7 @@ def test_limits_count_in_the_exact_best_too(make_scorer, small_space, smollm2, m
     monkeypatch.setattr(regret_module, "ALONE_POINTS", 100_000)
     scorer = make_scorer(limits=Limits(max_parameters=80_000_000))
     found = search(small_space, scorer, trials=5, seed=1, how=How("random", regret=True))
-    assert found.regrets[0].exact == pytest.approx(enumerate_best(small_space, scorer, top=1)[0].speedup.value)
+    assert found.regrets[0].exact == pytest.approx(rank_alone(small_space, scorer).ranked[0][2].speedup.value)
     tiny = make_scorer(limits=Limits(max_parameters=1))
     best = found.best[0]
     assert regret_of(small_space, tiny, best, (0,) * len(small_space.dimensions(smollm2)), "tpe") is None

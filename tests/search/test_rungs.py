@@ -4,11 +4,9 @@ import math
 from itertools import pairwise
 
 import numpy as np
-import optuna
 import pytest
 
 from archsearch.search import rungs
-from archsearch.search.pruner import RungPruner
 
 # -- the budget ---------------------------------------------------------------------------------------------------------------
 
@@ -53,30 +51,13 @@ def test_contenders_by_differences():
     assert rungs.contenders([0.5, 0.49, 0.4], lambda i, j: 0.01 if {i, j} == {1, 2} else 1.0) == [True, True, False]
 
 
-def test_pruner_compares_at_the_same_rung_or_later():
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", pruner=RungPruner(2.0))
-
-    def trial(*reports):
-        asked = study.ask()
-        asked.set_user_attr("relative_std", {str(rung): std for rung, _, std in reports})
-        for rung, score, _ in reports:
-            asked.report(score, rung)
-        return asked
-
-    early = trial((1, 3.0, 0.01))
-    good = trial((1, 1.5, 0.02), (2, 1.6, 0.02))
-    near = trial((1, 1.5, 0.10), (2, 1.5, 0.03))
-    bad = trial((1, 1.4, 0.10), (2, 1.3, 0.02))
-    unsure = trial((1, 1.4, 0.10), (2, 1.3, 0.20))
+def test_who_is_beaten():
+    good, near, bad, unsure = ((math.log(x), std) for x, std in ((1.6, 0.02), (1.5, 0.03), (1.3, 0.02), (1.3, 0.20)))
     # ln(1.6 / 1.5) = 0.065 < 2 hypot(.02, .03) = 0.072; ln(1.6 / 1.3) = 0.208 > 2 hypot(.02, .02) = 0.057 but < 2 hypot(.02, .2)
-    assert [t.should_prune() for t in (good, near, bad, unsure)] == [False, False, True, False]
-    assert not early.should_prune()  # the best of its rung
-    late = trial((1, 1.0, 0.01))
-    assert late.should_prune()  # beaten by a trial of a later rung as well
-    assert not study.ask().should_prune()  # nothing reported
-    with pytest.raises(ValueError, match="negative"):
-        RungPruner(-1.0)
+    everyone = [good, near, bad, unsure]
+    beaten = [rungs.beaten(*one, [other for other in everyone if other is not one], 2.0) for one in everyone]
+    assert beaten == [False, False, True, False]
+    assert not rungs.beaten(*bad, []) and rungs.beaten(*near, [good])  # 1.5 std, unless told: 0.065 > 0.054
 
 
 # -- who is trained -----------------------------------------------------------------------------------------------------------

@@ -8,15 +8,21 @@ import pytest
 
 from archsearch.acceptance.estimator import GivenAcceptance, VocabularyCoverage
 from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.search.exact import rank_alone
 from archsearch.search.identity import identity_of, study_name
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
-from archsearch.search.study import ClimbStudy, enumerate_best, open_storage, search
+from archsearch.search.study import How, open_storage, search
 from archsearch.workload import Workload
 
 
 def _shapes(result):
     return [(s.architecture, s.speedup.value) for s in result.best]
+
+
+def asked(*arguments, sampler="random", **keywords):
+    """A search in which a sampler proposes, although the space could be scored whole."""
+    return search(*arguments, how=How(sampler), **keywords)
 
 
 LAUNCH_BOUND = {"layer_s": 3e-3, "bytes_per_s": 1e12}  # wide and shallow
@@ -28,50 +34,54 @@ MEMORY_BOUND = {"layer_s": 0.0, "bytes_per_s": 3e9}  # the head decides
     [
         (LAUNCH_BOUND, 0),
         pytest.param(MEMORY_BOUND, 0, marks=pytest.mark.slow),
-        *(pytest.param(case, seed, marks=pytest.mark.slow) for case in ({}, LAUNCH_BOUND, MEMORY_BOUND) for seed in (1, 2, 3)),
+        *(
+            pytest.param(case, seed, marks=pytest.mark.campaign)
+            for case in ({}, LAUNCH_BOUND, MEMORY_BOUND)
+            for seed in (1, 2, 3)
+        ),
     ],
 )
 def test_within_one_percent_of_the_exact_best(make_scorer, smollm2, case, seed):
     space = load_space("demo")
     scorer = make_scorer(limits=space.limits(smollm2), workload=Workload(context_len=1024), **case)
-    exact = enumerate_best(space, scorer, top=1)[0]
-    found = search(space, scorer, trials=300, seed=seed).best[0]
+    exact = rank_alone(space, scorer).ranked[0][2]
+    found = asked(space, scorer, trials=300, seed=seed, sampler="tpe").best[0]
     assert found.speedup.value >= 0.99 * exact.speedup.value
     assert found.speedup.value <= exact.speedup.value and found.rank == 1
 
 
-def test_two_thousand_distinct_shapes_with_a_journal_are_quick(make_scorer, smollm2, tmp_path):
+def test_a_thousand_distinct_shapes_with_a_journal(make_scorer, smollm2, tmp_path):
     """Trials once repeated shapes: 2,000 of them took minutes and scored 607."""
     space = load_space("demo")
-    start = time.process_time()
-    result = search(space, make_scorer(limits=space.limits(smollm2)), trials=2000, storage=tmp_path / "journal.log")
-    assert time.process_time() - start < 15
-    assert result.finished == 2000
+    result = asked(space, make_scorer(limits=space.limits(smollm2)), trials=1000, storage=tmp_path / "journal.log")
+    assert result.finished == 1000
     fields = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
               "draft_vocab_size", "window_pattern", "sliding_window", "tie_word_embeddings")  # fmt: skip
-    assert len({tuple(row[name] for name in fields) for row in result.trials}) == 2000
+    assert len({tuple(row[name] for name in fields) for row in result.trials}) == 1000
 
 
 def test_a_shorter_search_is_the_beginning_of_a_longer_one(make_scorer, small_space):
-    short, long = (search(small_space, make_scorer(), trials=trials, seed=2) for trials in (50, 200))
-    assert long.trials[:50] == short.trials
+    for how in (How(), How("tpe")):
+        short, long = (search(small_space, make_scorer(), trials=trials, seed=2, how=how) for trials in (25, 60))
+        assert long.trials[:25] == short.trials
 
 
-def test_enumeration_is_exact(make_scorer, smollm2, small_space):
+def test_a_space_of_few_shapes_is_scored_whole(make_scorer, smollm2, small_space):
     scorer = make_scorer()
-    best = enumerate_best(small_space, scorer, top=5)
+    found = search(small_space, scorer, trials=5)
     everything = sorted((scorer(shape).speedup.value for shape in small_space.enumerate(smollm2)), reverse=True)
-    assert [s.speedup.value for s in best] == pytest.approx(everything[:5])
-    assert [s.rank for s in best] == [1, 2, 3, 4, 5]
+    assert [s.speedup.value for s in found.best] == pytest.approx(everything[:5])
+    assert [s.rank for s in found.best] == [1, 2, 3, 4, 5] and {row["origin"] for row in found.trials} == {"exact"}
+    assert found.exact and found.spaces[0].shapes == len(everything) and found.finished == 5
 
 
 def test_same_seed_same_search_and_other_seed_another(make_scorer, small_space):
-    one, same, other = (search(small_space, make_scorer(), trials=60, seed=seed) for seed in (3, 3, 4))
+    one, same, other = (asked(small_space, make_scorer(), trials=60, seed=seed) for seed in (3, 3, 4))
     assert one.trials == same.trials
     assert one.trials != other.trials
 
 
-def test_stopped_and_continued_equals_uninterrupted(make_scorer, small_space, tmp_path):
+def test_what_was_stopped_goes_on_from_what_is_there(make_scorer, small_space, tmp_path):
     class Stop(Exception):
         pass
 
@@ -81,14 +91,22 @@ def test_stopped_and_continued_equals_uninterrupted(make_scorer, small_space, tm
 
     path = tmp_path / "journal.log"
     with pytest.raises(Stop):
-        search(small_space, make_scorer(), trials=60, seed=5, storage=path, progress=stop)
-    calls = []
-    continued = search(small_space, make_scorer(), trials=60, seed=5, storage=path, progress=calls.append)
-    whole = search(small_space, make_scorer(), trials=60, seed=5)
-    assert continued.trials == whole.trials and _shapes(continued) == _shapes(whole)
+        asked(small_space, make_scorer(), trials=60, seed=5, storage=path, progress=stop)
+    calls, counting = [], Counting(make_scorer())
+    continued = asked(small_space, counting, trials=60, seed=5, storage=path, progress=calls.append)
+    first = asked(small_space, make_scorer(), trials=25, seed=5)
+    assert continued.trials[:25] == first.trials and continued.finished == 60
+    assert len(counting.seen) == 35 + 2  # and the witness
     assert (calls[0].done, calls[-1].done, calls[-1].total) == (1, 60, 60)
-    again = search(small_space, make_scorer(), trials=60, seed=5, storage=path)
-    assert again.finished == 60 and _shapes(again) == _shapes(whole)
+    again = asked(small_space, make_scorer(), trials=60, seed=5, storage=path)
+    assert again.trials == continued.trials and _shapes(again) == _shapes(continued)
+
+
+def test_a_space_that_is_scored_whole_answers_the_same_whatever_the_storage_holds(make_scorer, small_space, tmp_path):
+    path = tmp_path / "j.log"
+    asked(small_space, make_scorer(), trials=40, seed=1, storage=path)
+    stored = search(small_space, make_scorer(), trials=30, storage=path)
+    assert _shapes(stored) == _shapes(search(small_space, make_scorer(), trials=30))
 
 
 def test_interrupt_loses_the_trial_in_flight_only(make_scorer, small_space, tmp_path):
@@ -107,11 +125,14 @@ def test_interrupt_loses_the_trial_in_flight_only(make_scorer, small_space, tmp_
 
     path = tmp_path / "journal.log"
     with pytest.raises(KeyboardInterrupt):
-        search(small_space, Interrupted(), trials=40, storage=path)
+        asked(small_space, Interrupted(), trials=40, storage=path)
     (stored,) = optuna.get_all_study_summaries(open_storage(path))
     trials = optuna.load_study(study_name=stored.study_name, storage=open_storage(path)).trials
-    assert [t.state.name for t in trials] == ["COMPLETE"] * 9
-    assert search(small_space, scorer, trials=40, storage=path).finished == 40
+    states = [t.state.name for t in trials if t.state.name != "FAIL"]  # those are of no valid shape
+    assert states == ["COMPLETE"] * 9 + ["RUNNING"]
+    assert asked(small_space, scorer, trials=40, storage=path).finished == 40
+    states = [t.state.name for t in optuna.load_study(study_name=stored.study_name, storage=open_storage(path)).trials]
+    assert "RUNNING" not in states
 
 
 class Counting:
@@ -128,16 +149,11 @@ class Counting:
         return self.scorer(draft)
 
 
-def test_a_shape_is_scored_once(make_scorer, small_space, tmp_path):
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+def test_a_shape_is_scored_once(make_scorer, small_space, sampler):
     counting = Counting(make_scorer())
-    search(small_space, counting, trials=120)
-    assert len(counting.seen) == len(set(counting.seen)) == 120
-    counting.seen.clear()
-    search(small_space, counting, trials=60, storage=tmp_path / "j.log")
-    first = set(counting.seen)
-    counting.seen.clear()
-    search(small_space, counting, trials=120, storage=tmp_path / "j.log")
-    assert len(set(counting.seen) - first) == 60
+    asked(small_space, counting, trials=80, sampler=sampler)
+    assert len(counting.seen) == len(set(counting.seen)) == 80
 
 
 def test_a_shape_that_nothing_can_be_told_of_is_pruned(make_scorer, small_space, tmp_path):
@@ -149,8 +165,10 @@ def test_a_shape_that_nothing_can_be_told_of_is_pruned(make_scorer, small_space,
                 raise InvalidShapeError("three layers are one too many")
             return super().__call__(draft)
 
-    result = search(small_space, Odd(scorer), trials=80, storage=tmp_path / "j.log")
+    result = asked(small_space, Odd(scorer), trials=80, storage=tmp_path / "j.log")
     assert result.finished == 80 and result.invalid > 0
+    whole = search(small_space, Odd(scorer), trials=10_000)
+    assert whole.invalid > 0 and whole.finished + whole.invalid == whole.spaces[0].shapes
     assert all(score.architecture.num_hidden_layers != 3 for score in result.best)
     assert {row["invalid"] for row in result.trials if row["state"] == "PRUNED"} == {"three layers are one too many"}
 
@@ -167,13 +185,14 @@ def test_ends_when_every_shape_is_scored(make_scorer, smollm2):
         },
         "tiny",
     )
-    result = search(space, make_scorer(), trials=100)
-    assert len(result.best) == 6 and result.finished < 100
+    for sampler in ("auto", "random", "tpe"):
+        result = asked(space, make_scorer(), trials=100, sampler=sampler)
+        assert len(result.best) == 6 and result.finished < 100 and result.exact
 
 
 def test_infeasible_shapes_never_rank(make_scorer, smollm2, small_space):
     limits = Limits(max_parameters=30_000_000)
-    result = search(small_space, make_scorer(limits=limits), trials=80)
+    result = asked(small_space, make_scorer(limits=limits), trials=80)
     assert all(s.parameters <= 30_000_000 for s in result.best)
     assert any(row["state"] == "COMPLETE" and not row["feasible"] for row in result.trials)
     with pytest.raises(ArchsearchError, match="none of .* shapes of space small keeps within max_parameters=1000"):
@@ -181,10 +200,10 @@ def test_infeasible_shapes_never_rank(make_scorer, smollm2, small_space):
 
 
 def test_rows_hold_the_trial(make_scorer, small_space):
-    result = search(small_space, make_scorer(), trials=90)
+    result = asked(small_space, make_scorer(), trials=90)
     row = next(row for row in result.trials if row["state"] == "COMPLETE")
     assert row["speedup"] > 0 and row["speedup_std"] > 0 and row["hidden_size"] in (256, 384, 576, 768)
-    assert {row["origin"] for row in result.trials} == {"start", "random", "neighbour"}
+    assert {row["origin"] for row in result.trials} == {"sampler"}
     assert [s.rank for s in result.best] == list(range(1, len(result.best) + 1))
 
 
@@ -227,14 +246,6 @@ def test_what_a_score_depends_on_names_the_study(make_scorer, small_space, smoll
     assert study_name("s", identity_of(small_space, make_scorer(), {})) == names[0]
 
 
-def test_a_storage_of_another_seed_spares_scoring_and_changes_nothing(make_scorer, small_space, tmp_path):
-    path, counting = tmp_path / "j.log", Counting(make_scorer())
-    search(small_space, make_scorer(), trials=100, seed=0, storage=path)
-    again = search(small_space, counting, trials=100, seed=1, storage=path)
-    assert again.trials == search(small_space, make_scorer(), trials=100, seed=1).trials
-    assert len(counting.seen) < 100
-
-
 def test_a_study_of_the_previous_version_is_left_alone(make_scorer, small_space, smollm2, tmp_path):
     """Its identity was space and target alone: nobody knows what its scores were for."""
     path = tmp_path / "j.log"
@@ -274,34 +285,3 @@ def test_a_torn_last_line_is_dropped(make_scorer, small_space, tmp_path):
     open_storage(path)
     assert path.read_bytes() == whole
     assert search(small_space, make_scorer(), trials=5, storage=path).finished == 5
-
-
-# -- the climb's study ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_climbs_study_goes_on_and_says_things_once(make_scorer, small_space, smollm2, tmp_path):
-    shapes = list(small_space.enumerate(smollm2))[:3]
-    alpha = {"value": 0.5, "std": 0.1, "source": "modelled"}
-
-    def opened():
-        return ClimbStudy(small_space, make_scorer(), tmp_path / "journal.log", 1.5)
-
-    first = opened()
-    for shape, score in zip(shapes, (2.0, 1.95, 1.0), strict=True):
-        first.report(shape, 1, score, 0.02, alpha)
-    assert [first.should_prune(shape) for shape in shapes] == [False, False, True]
-    first.finish(shapes[2], "cannot win")
-    again = opened()  # another process, which says the same and then more
-    again.report(shapes[0], 1, 7.0, 0.02, alpha)
-    again.report(shapes[0], 2, 2.1, 0.01, alpha)
-    again.finish(shapes[2], "cannot win, again")
-    again.report(shapes[2], 2, 9.0, 0.01, alpha)
-    again.finish(shapes[0], "finalist", 2.2)
-    again.finish(shapes[1], "dropped")
-    trials = again.study.get_trials()
-    assert [t.state.name for t in trials] == ["COMPLETE", "PRUNED", "PRUNED"]
-    assert trials[0].intermediate_values == {1: 2.0, 2: 2.1} and trials[0].value == 2.2
-    assert trials[2].intermediate_values == {1: 1.0} and trials[2].user_attrs["why"] == "cannot win"
-    assert trials[0].user_attrs["alpha"]["2"] == alpha
-    another = ClimbStudy(small_space, make_scorer(), tmp_path / "journal.log", 1.5, {"run": "another"})
-    assert another.study.get_trials() == []

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from archsearch.text import supply
 from archsearch.text.cache import CachedSequence
-from archsearch.text.prompts import Prompt, encode_prompts
+from archsearch.text.prompts import Prompt
 
 CHAT = (
     "{% for m in messages %}{{ '<start> ' + m['role'] + ' ' + m['content'] + ' <end> ' }}{% endfor %}"
@@ -65,20 +65,7 @@ def test_a_template_that_wants_turns_to_alternate_gets_no_examples(tokenizer: Pr
     assert set(tokenizer.decode(asked[0].token_ids).split()) == {"w1", "w2", "w3", "w4"}
 
 
-def test_a_next_turn_opens_behind_the_answer_and_its_end_is_not_doubled(tokenizer: PreTrainedTokenizerFast) -> None:
-    first = encode_prompts([prompt("w1 w2")], tokenizer)[0].token_ids
-    ended, cut = ([*first, 10, 11, 2], [*first, 10, 11])
-    made = supply.follow_up_openings(tokenizer, [sequence(ended, len(first)), sequence(cut, len(first))])
-    assert [tokenizer.decode(one.token_ids) for one in made] == [
-        "<start> user w1 w2 <end> <start> assistant w4 w5 <end> <start> user"
-    ] * 2
-
-
-def test_only_cut_answers_that_do_not_loop_go_on() -> None:
-    cut, ended = [5, *range(6, 60)], [5, *range(6, 60), 2]
-    looping = [5, *range(6, 12), *[20, 21, 22] * 30]
-    found = supply.longer([sequence(s, 3) for s in (cut, ended, looping, [5, *range(6, 600)])], (2,), 200)
-    assert [list(one.token_ids) for one in found] == [cut]
+def test_what_goes_round_is_seen() -> None:
     assert supply.loops([1] * 48) and supply.loops([9, *[1, 2, 3, 4] * 12]) and not supply.loops([1] * 47)
     assert not supply.loops(list(range(100)))
 
@@ -115,6 +102,22 @@ def test_turns_end_with_the_turn_or_with_a_blank_line(tokenizer: PreTrainedToken
     tokenizer.chat_template = None
     tokenizer.decode = lambda ids, **_: "\n\nfirst line\n\nsecond"  # type: ignore[method-assign]
     assert supply.turns_of([sequence([1, 3, 10], 2)], tokenizer, (2,)) == [("first line", "", True)]
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ('Why is it so? Say "now." And then', ('Why is it so? Say "now."', True)),
+        ("Is pi 3.14159", ("Is pi 3.14159", False)),
+        ("One whole sentence.", ("One whole sentence.", False)),  # nobody knows that it ends there
+    ],
+)
+def test_a_turn_that_was_cut_ends_with_its_last_whole_sentence(
+    tokenizer: PreTrainedTokenizerFast, written: str, kept: tuple[str, bool]
+) -> None:
+    tokenizer.decode = lambda ids, **_: written  # type: ignore[method-assign]
+    ((text, _, ended),) = supply.turns_of([sequence([1, 3, 10], 2)], tokenizer, (2,))
+    assert (text, ended) == kept
 
 
 def test_good_text_is_not_complained_about() -> None:

@@ -1,5 +1,6 @@
 import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,10 +153,10 @@ def test_greedy_text_is_what_generate_writes_and_states_give_its_logits(tmp_path
 def test_rows_that_end_leave_the_batch_without_changing_the_others(tmp_path, tokenizer):
     # Answers of very different lengths: the batch is compacted several times on the way.
     target = make_target(seed=5)
-    prompts = [Prompt((("user", f"the w{i} w{60 - i} sat"),), "", str(i), i) for i in range(22, 40)]
+    prompts = [Prompt((("user", f"the w{i} w{60 - i} sat"),), "", str(i), i) for i in range(22, 34)]
     together, alone = (
         generate_text(target, tokenizer, prompts, cache_dir=tmp_path / f"{n}", writing=Writing(60, limits=BatchLimits(rows=n)))
-        for n in (18, 1)
+        for n in (12, 1)
     )
     left = {s.id: s.token_ids.tolist() for s in together.sequences}
     right = {s.id: s.token_ids.tolist() for s in alone.sequences}
@@ -335,3 +336,11 @@ def test_frequencies_tell_written_from_prompt_and_plain_text(tmp_path, tokenizer
     prompt_tokens = sum(s.prompt_tokens for s in cache.sequences)
     assert frequencies.text.sum() == prompt_tokens + 3
     assert token_frequencies(cache).text[8] + 3 == frequencies.text[8]  # "dog"
+
+
+def test_line_separators_inside_a_prompt_and_a_byte_order_mark_are_no_trouble(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    text = "one\u2028two\u0085three"
+    file.write_bytes("\ufeff".encode() + json.dumps({"prompt": text}, ensure_ascii=False).encode() + b"\r\n")
+    (prompt,) = read_prompts(file)
+    assert prompt.messages[-1][1] == text

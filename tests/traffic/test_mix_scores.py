@@ -28,7 +28,7 @@ from archsearch.search.space import SearchSpace
 from archsearch.search.study import search
 from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer
-from archsearch.traffic.served import broken_limits, objective_of, serve_part
+from archsearch.traffic.served import broken_limits, objective_of, serve_part, training_tokens
 from archsearch.workload import Workload
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
@@ -76,7 +76,8 @@ def test_a_score_is_what_traffic_says_of_the_same_parts() -> None:
     assert score.mix.plain == pytest.approx(objective_of(served, "throughput", 1, plain=True), rel=1e-12)
     assert score.speedup.value == pytest.approx(objective_of(served, "speedup", 1), rel=1e-12)
     assert score.tpot_s.value == pytest.approx(objective_of(served, "tpot", 1), rel=1e-12)
-    assert list(score.mix.broken_limits) == broken_limits(served, asked, score.proposer, own.workload, own.training_tokens)
+    tokens = training_tokens(own.context, score.parameters)
+    assert list(score.mix.broken_limits) == broken_limits(served, asked, score.proposer, own.workload, tokens)
     assert len(score.mix.broken_limits) == 3  # the first token of both parts, and the parameters
     assert all(value > 0 for name, value in own.constraints(shape).items() if "ttft" in name or name == "parameters")
     assert score.speedup.low is not None and score.speedup.low < score.speedup.value < score.speedup.high
@@ -187,3 +188,27 @@ def test_a_mix_reads_back_what_it_wrote() -> None:
     assert score.mix is not None and math.isinf(score.mix.parts[0].ttft_s)
     assert MixScore.from_dict(score.mix.to_dict()) == score.mix
     assert replace(score.mix, objective="tpot", value=1.0, plain=2.0).gain == 2.0 and np.isfinite(score.worth)
+
+
+def test_the_gamma_that_was_asked_is_priced_and_a_choice_has_a_band() -> None:
+    part = CODE | {"concurrency": 128, "prompt_tokens": 2048}
+    workload = Workload(tensor_parallel=1, mode="graph")
+    asked = Scorer(TARGET, workload, latency(), GivenAcceptance(0.2), gammas=[5])
+    draft = catalogue.load("llama-3.2-1b").architecture
+    one = MixScorer(asked, mix(part), load_device("h100"))(draft)
+    assert one.mix is not None and one.mix.parts[0].gamma == 5 and one.speedup.value < 0.9
+    free = Scorer(TARGET, workload, latency(), PriorAcceptance(), gammas=[5, 6])
+    chosen = MixScorer(free, mix(part), load_device("h100"))(draft)
+    assert chosen.mix is not None and chosen.mix.parts[0].gamma == 0
+    assert chosen.speedup.low is not None and chosen.speedup.high is not None
+    assert chosen.speedup.low <= chosen.speedup.value <= chosen.speedup.high
+
+
+def test_a_limit_on_one_request_in_a_hundred() -> None:
+    with pytest.raises(ArchsearchError, match="ttft_p99_ms needs requests_per_second"):
+        mix(CHAT, limits={"ttft_p99_ms": 500})
+    limited = mix(RATE, limits={"ttft_p99_ms": 1})
+    scorer = MixScorer(Scorer(TARGET, Workload(mode="graph"), latency(), GivenAcceptance(0.7)), limited, load_device("h100"))
+    score = scorer(catalogue.load("llama-3.2-1b").architecture)
+    assert score.mix is not None and "99 % within" in score.mix.broken_limits[0]
+    assert scorer.constraints(catalogue.load("llama-3.2-1b").architecture)["chat ttft 99 %"] > 0

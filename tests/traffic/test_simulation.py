@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.simulation import poisson, simulate
-from archsearch.traffic.steady import RoundTokens, Service, at_rate
+from archsearch.traffic.steady import RoundTokens, Service, at_rate, slot_waiting
 from archsearch.traffic.traces import Request
 
 AT = np.array([1.0, 8.0, 64.0, 256.0])
@@ -37,6 +39,42 @@ def test_more_than_it_serves() -> None:
     server = service(False)
     rate = 2.5 * server.most_requests_per_s
     assert at_rate(server, rate).full and simulate(server, poisson(rate, 800, PROMPT, OUTPUT)).full
+
+
+@pytest.mark.parametrize("held", [2, 8])
+@pytest.mark.parametrize("load", [0.5, 0.8])
+@pytest.mark.parametrize("output", [{"low": 200, "high": 200}, {"mean": 200, "std": 200}])
+def test_waiting_for_a_slot_is_in_the_first_token(held: int, load: float, output: dict[str, float]) -> None:
+    lengths = Lengths.read(output, "output")
+    rounds, tokens = np.full(4, 0.02), RoundTokens.of(0.7, 0.0, 4)
+    server = Service(AT, rounds, tokens, 0.3, 200.0, held, output_cv2=lengths.cv2)
+    rate = load * server.most_requests_per_s
+    told = at_rate(server, rate)
+    runs = [simulate(server, poisson(rate, 2500, PROMPT, lengths, seed=seed), seed=seed) for seed in (1, 2)]
+    seen = float(np.mean([run.ttft_s for run in runs]))
+    assert told.ttft_s == pytest.approx(seen, rel=0.30), "0.43 s where 1.5 were seen, without the waiting"
+    assert told.ttft_p99_s == pytest.approx(float(np.mean([run.ttft_p99_s for run in runs])), rel=0.65)
+    assert told.running == pytest.approx(float(np.mean([run.running for run in runs])), rel=0.20)
+
+
+def test_a_slot_is_waited_for_as_in_erlang_c() -> None:
+    # Service that depends on nobody else: a round takes as many units as there are requests, so a request takes S r(1).
+    at = np.arange(1.0, 9.0)
+    server = Service(at, np.full(8, 1.0), RoundTokens(), 0.0, 11.0, held=8, shares_steps=False)
+    rate, servers = 0.6, 8
+    offered = rate * 10.0
+    terms = [offered**n / math.factorial(n) for n in range(servers)]
+    last = offered**servers / math.factorial(servers) * servers / (servers - offered)
+    chance, waited = slot_waiting(server, rate)
+    assert chance == pytest.approx(last / (sum(terms) + last), rel=1e-9)
+    assert waited == pytest.approx(0.5 / (servers / 10.0 - rate)), "M/D/c by Allen and Cunneen: half of M/M/c"
+
+
+def test_requests_are_counted_while_they_arrive() -> None:
+    server = Service(AT, np.full(4, 0.02), RoundTokens(), 0.0, 101.0, 256)
+    together = [Request(0.1 * n, 10, 101) for n in range(100)]
+    # 2 s each, ten a second: 20 run, also where the first tenth and the end, when they grow few, are left out
+    assert simulate(server, together).running == pytest.approx(20.0, rel=0.05)
 
 
 def test_memory_makes_requests_wait() -> None:

@@ -10,6 +10,7 @@ from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models.drafts import build_draft
 from archsearch.text.cache import TextCache
 from archsearch.training import distill as training
+from archsearch.training.batches import heldout_divergence
 from archsearch.training.distill import DistillConfig, distill
 from tests.doubles.tiny_text import HIDDEN, VOCAB, make_cache, make_target
 
@@ -118,7 +119,12 @@ def test_the_teacher_is_rebuilt_on_the_kept_tokens(cache):
     result = distill(draft, cache, dataclasses.replace(CONFIG, max_steps=1, lr=1e-9, evaluations=0))
     assert result.loss_curve[0].value == pytest.approx(0.0, abs=1e-5)
     greedy = torch.cat([s.greedy_ids for s in training.split_heldout(cache.sequences, 4)[1]])
-    assert result.alpha == pytest.approx(float(torch.isin(greedy, torch.tensor(kept)).float().mean()))
+    covered = float(torch.isin(greedy, torch.tensor(kept)).float().mean())
+    assert result.alpha == pytest.approx(covered)
+    heldout = training.split_heldout(cache.sequences, 4)[1]
+    found = heldout_divergence(draft, cache.head, heldout)
+    assert found == pytest.approx((0.0, covered), abs=1e-5) and found[0] >= 0  # rounding took it below
+    assert heldout_divergence(make_draft(), cache.head, heldout)[0] > 0.1
 
 
 def test_a_shortlisted_head_learns_too_and_leaves_no_token_out_of_the_batch(cache, monkeypatch):

@@ -63,6 +63,14 @@ class ChildEngine:
         """What the worker is told of the settings when it starts."""
         return {}
 
+    def prepared(self, sources: Sequence[str]) -> list[str]:
+        """The models in the form that the worker loads, target first."""
+        return list(sources)
+
+    def finished(self, fields: Mapping[str, Any], sampling: Sampling) -> Mapping[str, Any]:
+        """The fields of a GenerationResult (but its text) out of an answer of the worker."""
+        return fields
+
     def told(self, what: str, answer: Mapping[str, Any]) -> None:
         """Keep what else the worker answered to `what` (start or generate)."""
 
@@ -98,6 +106,7 @@ class ChildEngine:
         sources = [self._source(model) for model in models]
         check_vocabularies(sources)
         self.stop()
+        sources = self.prepared(sources)
         child = self._new_child(sources)
         try:
             answer = child.ask(
@@ -143,7 +152,8 @@ class ChildEngine:
         )
         self._steps = tuple(EngineStep(**_tuples(fields)) for fields in answer["steps"])
         self.told("generate", answer)
-        return [GenerationResult(**{**_tuples(fields), "text": self._text(fields)}) for fields in answer["results"]]
+        found = [self.finished(fields, sampling) for fields in answer["results"]]
+        return [GenerationResult(**{**_tuples(fields), "text": self._text(fields)}) for fields in found]
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
         """The target's logits after `token_ids`, from a pass of the engine."""
@@ -174,13 +184,16 @@ class ChildEngine:
         return env
 
     def _new_child(self, sources: Sequence[str]) -> Child:
-        python = self.settings.python
-        if python is None:
-            from archsearch.engines.environments.environment import find_python
-
-            python = find_python(self.name)
         env = self.child_environment(sources)
-        return Child(python, self.worker, name=self.name, env=env, timeout_s=self.settings.timeout_s)
+        return Child(self._interpreter(), self.worker, name=self.name, env=env, timeout_s=self.settings.timeout_s)
+
+    def _interpreter(self) -> Path:
+        """What runs the worker."""
+        if self.settings.python is not None:
+            return self.settings.python
+        from archsearch.engines.environments.environment import find_python
+
+        return find_python(self.name)
 
     def _started(self) -> Child:
         if self._child is None:

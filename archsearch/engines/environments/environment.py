@@ -50,7 +50,7 @@ class Installed:
 
 def variable(engine: str) -> str:
     """The environment variable that names an interpreter for `engine`: ARCHSEARCH_VLLM_PYTHON."""
-    return f"ARCHSEARCH_{engine.upper()}_PYTHON"
+    return f"ARCHSEARCH_{engine.upper().replace('.', '_')}_PYTHON"
 
 
 def installed(engine: str) -> Installed | None:

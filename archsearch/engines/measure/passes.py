@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import ANY_ENGINE, ENGINES
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, Sampling
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
@@ -28,6 +29,10 @@ PassPrice = Callable[[Architecture | None, EngineStep], Estimate]
 BATCHES: Final = (1, 2, 4, 8)
 GAMMAS: Final = ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1), (2, 4, 2, 5), (3, 1, 4, 2), (5, 6, 2, 4))
 """For each draft its gamma at each of BATCHES: between them they cover the pairs."""
+ONE_REQUEST_GAMMAS: Final = ((1, 3, 5, 8), (4, 2, 7, 6), (6, 1, 3, 2), (2, 7, 4, 5))
+"""The same of an engine that runs one request at a time: between them gamma 1 to 8 behind two contexts in turn."""
+QUICK_GAMMAS: Final = ((1, 3, 5), (4, 2))
+"""The same in about a minute."""
 RATE: Final = 0.7  # synthetic acceptance of each draft token, given those before
 CONTEXT_STEP: Final = 64
 MIN_STEPS: Final = 16
@@ -48,6 +53,7 @@ class StepRows:
     rests: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
     extras: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
     price_stds: dict[tuple[int, int, int], float] = field(default_factory=dict)  # of the passes taken off `extras`
+    catches_up: bool = False  # a round has one pass of the draft more than tokens (`EngineFacts.catches_up`)
     slowdowns: list[float] = field(default_factory=list)
     grown: set[tuple[Any, ...]] = field(default_factory=set)
 
@@ -62,12 +68,13 @@ class StepRows:
     ) -> int:
         """Take the steps at full `batch` that read no prompt and drafted `gamma` tokens; returns how many there were."""
         self.slowdowns.append(slowdown)
+        passes = gamma + self.catches_up if gamma else 0
         taken = 0
         for step in steps:
             rest_s = step.other_s
             if step.prefill or step.batch != batch or rest_s is None or step.target_s is None:
                 continue
-            if step.gamma != gamma or step.target_tokens != batch * (gamma + 1) or len(step.draft_s) != gamma:
+            if step.gamma != gamma or step.target_tokens != batch * (gamma + 1) or len(step.draft_s) != passes:
                 continue  # the last rounds of a request may be shorter
             context = CONTEXT_STEP * max(1, round(step.context / CONTEXT_STEP))
             self._pass("target", target, batch, step.target_tokens // batch, context, "cold", step.target_s / slowdown)
@@ -185,7 +192,8 @@ class PassRequest:
     `slowdown()`: how much slower than its reference the machine is now, asked before and after every call. `passes_s`: seconds of
     a step's passes by the profile, for engines that tell whole steps only; what is beyond them becomes rows of kind `engine`.
     `known`: drafts (None: the target alone) that were measured before; they keep their place in `drafts`, which decides their
-    gammas.
+    gammas, a line of `gammas` each. `contexts`: in place of `context`, in turn. `rounds`: in place of `tokens`, whole rounds of
+    every answer.
     """
 
     target: Any
@@ -201,6 +209,9 @@ class PassRequest:
     slowdown: Callable[[], float] = lambda: 1.0
     passes_s: PassPrice | None = None
     known: Collection[Architecture | None] = ()
+    gammas: Sequence[Sequence[int]] = GAMMAS
+    contexts: Sequence[int] = ()
+    rounds: int | None = None
 
 
 class _PassTrial:
@@ -209,29 +220,38 @@ class _PassTrial:
     def __init__(self, engine: Engine, asked: PassRequest) -> None:
         self.engine, self.asked = engine, asked
         self.rng = random.Random(0)
-        self.collected = StepRows(engine.name, asked.dtype, asked.mode)
+        catches_up = ENGINES.get(engine.name, ANY_ENGINE).catches_up
+        self.collected = StepRows(engine.name, asked.dtype, asked.mode, catches_up=catches_up)
 
     def run_model(
-        self, draft: Architecture | None, folder: Path | None, gammas: Sequence[int], tell: Callable[[str, float], None]
+        self, draft: Architecture | None, folder: Path | None, number: int, tell: Callable[[str, float], None]
     ) -> list[Measurement]:
-        """Rows of the target with this draft (None: alone), at each batch size with its gamma."""
+        """Rows of the target with the `number`th draft (None: alone), at each batch size with its gamma."""
+        lines = self.asked.gammas
+        gammas = (0,) * len(self.asked.batches) if draft is None else lines[number % len(lines)]
         pairs = list(zip(self.asked.batches, gammas, strict=False))
         repeats = self.asked.repeats
-        for group in _starts(self.engine, pairs):
+        starts = _starts(self.engine, pairs)
+        for start, group in enumerate(starts):
             largest = max(gamma for _, gamma in group)
             self.engine.start(self.asked.target, folder, largest, **_options(self.engine, draft, group))
             for repeat in range(repeats):
-                for batch, gamma in group if repeat % 2 == 0 else reversed(group):
-                    tell(f"{draft.label() if draft else 'target alone'}, batch {batch}", repeat / repeats)
-                    self.run_case(draft, batch, gamma)
+                for place, (batch, gamma) in enumerate(group if repeat % 2 == 0 else list(reversed(group))):
+                    about = f"gamma {gamma}" if self.asked.rounds else f"batch {batch}"
+                    tell(f"{draft.label() if draft else 'target alone'}, {about}", (start + repeat / repeats) / len(starts))
+                    self.run_case(draft, batch, gamma, number + start + place)
             self.engine.stop()
         return self.collected.rows()
 
-    def run_case(self, draft: Architecture | None, batch: int, gamma: int) -> None:
+    def run_case(self, draft: Architecture | None, batch: int, gamma: int, place: int) -> None:
         """`batch` requests at once, their steps collected. Raises RunFailed where the engine does not tell them."""
         asked, engine = self.asked, self.engine
         before = asked.slowdown()
-        engine.generate(self.prompts(batch), Sampling(max_new_tokens=asked.tokens, ignore_end=True))
+        tokens = asked.tokens
+        if asked.rounds is not None:  # one token comes with the prompt, the last rounds may be cut
+            tokens = 1 + math.ceil(asked.rounds * math.fsum(RATE**position for position in range(gamma + 1))) + gamma
+        context = asked.contexts[place % len(asked.contexts)] if asked.contexts else asked.context
+        engine.generate(self.prompts(batch, context - tokens // 2), Sampling(max_new_tokens=tokens, ignore_end=True))
         steps = engine.steps()
         told = any(step.target_s is not None for step in steps)
         if not steps or not (told or asked.passes_s):
@@ -241,9 +261,9 @@ class _PassTrial:
         elif asked.passes_s is not None:
             self.collected.add_whole(steps, batch, asked.architecture, draft, asked.passes_s)
 
-    def prompts(self, count: int) -> list[EnginePrompt]:
-        """Made-up prompts, half an answer shorter than `context`."""
-        length = max(8, self.asked.context - self.asked.tokens // 2)
+    def prompts(self, count: int, length: int) -> list[EnginePrompt]:
+        """Made-up prompts of `length` tokens."""
+        length = max(8, length)
         most = min(1000, self.asked.vocabulary)
         return [EnginePrompt(str(i), tuple(self.rng.randrange(most) for _ in range(length))) for i in range(count)]
 
@@ -258,17 +278,17 @@ def measure_passes(
     """Rows of kind `pass` and `rest` (or `engine`) from `make_engine()`'s own steps; each is given to `record` as soon as its
     model is done. Raises RunFailed where the engine does not tell its steps.
     """
-    plans: list[tuple[Architecture | None, Path | None, Sequence[int]]] = [(None, None, (0,) * len(asked.batches))]
-    plans += [(arch, folder, GAMMAS[number % len(GAMMAS)]) for number, (arch, folder) in enumerate(asked.drafts)]
+    plans: list[tuple[Architecture | None, Path | None, int]] = [(None, None, 0)]
+    plans += [(arch, folder, number) for number, (arch, folder) in enumerate(asked.drafts)]
     rows: dict[Any, Measurement] = {}
     engine = make_engine()
     trial = _PassTrial(engine, asked)
     try:
-        for number, (arch, folder, gammas) in enumerate(plans):
+        for number, (arch, folder, line) in enumerate(plans):
             if arch in asked.known:
                 continue
             tell = partial(_tell, progress, number, len(plans))
-            for row in trial.run_model(arch, folder, gammas, tell):
+            for row in trial.run_model(arch, folder, line, tell):
                 record(row)
                 rows[row.key] = row
     finally:

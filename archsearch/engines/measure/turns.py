@@ -1,102 +1,309 @@
-"""Variants of an engine take turns on the same prompts: drift of the machine hits all alike."""
+"""Ways to serve take turns on the same prompts in an engine: drift of the machine hits all alike.
+
+Everything that is confirmed is one plan. By prompt, a turn is one request; under load it is a batch
+at each number of requests in flight.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, TypeVar
 
-from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, GenerationResult, ModelSource, Sampling
-from archsearch.errors import RunFailed
-from archsearch.progress import Progress
+import numpy as np
 
-WARM_UP_TOKENS: Final = 16
+from archsearch.acceptance.lookup import Ngram
+from archsearch.engines.engine import (
+    Engine,
+    EnginePrompt,
+    EngineStep,
+    GenerationResult,
+    ModelSource,
+    Sampling,
+)
+from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.progress import Progress, silent
+from archsearch.schedule import Ranges, gamma_at
 
+ALONE: Final = "alone"
+_WARM_UP_TOKENS: Final = 16
+
+Case = tuple[str, int]
+"""(name of a variant, requests in flight)."""
 R = TypeVar("R")
-K = TypeVar("K")
 
 
-class Turns(Generic[K]):
-    """Every prompt in every variant, interleaved, the order reversed every other prompt.
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to serve: `draft` None is the target alone. `synthetic`, `schedule`: see
+    `Engine.start`."""
 
-    `variants`: by name what drafts, None for the target alone, and gamma.
+    name: str
+    draft: ModelSource | None = None
+    gamma: int = 0
+    synthetic: tuple[float, ...] = ()
+    schedule: Ranges = ()
+
+    def gamma_at(self, batch: int) -> int:
+        """Draft tokens a round at a batch size."""
+        return gamma_at(self.schedule, batch, self.gamma)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether its rounds may draft fewer than gamma tokens, or none."""
+        return isinstance(self.draft, Ngram)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: every variant at every concurrency, turn by turn; the target alone, where it is
+    missing, is added.
+
+    `repeats`: how many turns, None for one a prompt. A turn gives each engine `per_request` groups
+    of prompts, one after the other, each as large as what is in flight: the next of `prompts` each
+    time, and the same to every variant. `apart`: one engine at a time is alive (their weights do
+    not fit together); each is then started `starts` times, for as many parts of the turns. `seed`:
+    of the bootstrap.
     """
 
-    def __init__(
-        self,
-        make_engine: Callable[[], Engine],
-        target: ModelSource,
-        variants: Mapping[K, tuple[ModelSource | None, int]],
-        prompts: Sequence[EnginePrompt],
-        sampling: Sampling | None,
-        apart: bool,
-    ) -> None:
-        self.make_engine, self.target, self.variants, self.prompts, self.apart = make_engine, target, variants, prompts, apart
-        self.sampling = sampling or Sampling()
-        self.engines: dict[K, Engine] = {}
-        self.results: dict[K, list[GenerationResult]] = {name: [] for name in variants}
-        self.steps: dict[K, list[EngineStep]] = {name: [] for name in variants}
-        self.planned, self.done = len(variants) * len(prompts), 0
-        self._judge: Engine | None = None
+    target: ModelSource
+    variants: Sequence[Variant]
+    prompts: Sequence[EnginePrompt]
+    sampling: Sampling = Sampling()
+    concurrencies: Sequence[int] = (1,)
+    repeats: int | None = None
+    per_request: int = 1
+    apart: bool = False
+    starts: int = 2
+    seed: int = 0
 
-    def judge(self, name: K) -> Engine:
-        """A started engine that can say the target's logits: that of a variant, or, after a failure, any that lives."""
-        return self._judge or self._ready(name, None)
+    def __post_init__(self) -> None:
+        if not self.prompts or not self.concurrencies or self.turns < 1:
+            raise ArchsearchError(
+                "nothing to measure: give prompts, concurrencies and at least one repeat"
+            )
+        if all(variant.draft is not None for variant in self.variants):
+            object.__setattr__(self, "variants", [Variant(ALONE), *self.variants])
 
-    def go(
-        self,
-        summed: Callable[[Turns[K], Sequence[EnginePrompt], bool], dict[K, R]],
-        progress: Progress | None,
-    ) -> dict[K, R]:
-        """What `summed` makes of the results, of these prompts, with or without the check of identity."""
-        try:
-            for name in self.variants if not self.apart else ():
-                self._ready(name, progress)
-            for index, name in order(len(self.prompts), list(self.variants), self.apart):
-                engine = self._ready(name, progress)
-                self.results[name] += engine.generate([self.prompts[index]], self.sampling)
-                self.steps[name] += engine.steps()
-                self.done += 1
-                report(progress, f"prompt {index + 1}/{len(self.prompts)}", self.done, self.planned)
-            return summed(self, self.prompts, self.sampling.temperature == 0)
-        except RunFailed as error:
-            whole = min(len(rows) for rows in self.results.values())
-            if whole:
-                self.results = {name: rows[:whole] for name, rows in self.results.items()}
-                self._judge = next(iter(self.engines.values()))
-                with contextlib.suppress(RunFailed):  # too little for a figure; identity would need the engine that failed
-                    error.results = summed(self, self.prompts[:whole], False)
-            raise
-        finally:
-            for engine in self.engines.values():
-                engine.stop()
+    @property
+    def turns(self) -> int:
+        return len(self.prompts) if self.repeats is None else self.repeats
 
-    def _ready(self, name: K, progress: Progress | None) -> Engine:
-        """The engine of a variant, started and warm."""
-        if name not in self.engines:
+    @property
+    def alone(self) -> Variant:
+        """The target alone."""
+        return next(variant for variant in self.variants if variant.draft is None)
+
+    @property
+    def drafting(self) -> list[Variant]:
+        """All others."""
+        return [variant for variant in self.variants if variant.draft is not None]
+
+    def order(self) -> list[tuple[int, Variant, int]]:
+        """(turn, variant, concurrency) as they run; every other turn, or part of them where one
+        engine at a time is alive, goes backwards."""
+        cases = [(number, variant) for number in self.concurrencies for variant in self.variants]
+        parts = min(self.starts, self.turns) if self.apart else self.turns
+        found: list[tuple[int, Variant, int]] = []
+        for place, part in enumerate(np.array_split(np.arange(self.turns), parts)):
+            steps = [(int(turn), variant, number) for turn in part for number, variant in cases]
             if self.apart:
-                for other in self.engines.values():
-                    other.stop()
-                self.engines.clear()
-            report(progress, "start and warm-up", self.done, self.planned)
-            self.engines[name] = self.make_engine()
-            self.engines[name].start(self.target, *self.variants[name])
-            warm_up = dataclasses.replace(self.sampling, max_new_tokens=min(WARM_UP_TOKENS, self.sampling.max_new_tokens))
-            self.engines[name].generate(self.prompts[:1], warm_up)
-        return self.engines[name]
+                steps.sort(key=lambda step: self.variants.index(step[1]))
+            found += steps if place % 2 == 0 else steps[::-1]
+        return found
+
+    def groups(self, turn: int, concurrency: int) -> list[list[EnginePrompt]]:
+        """The groups of prompts of one turn at a concurrency."""
+        before = sum(number for number in self.concurrencies if number < concurrency)
+        start = self.per_request * (turn * sum(self.concurrencies) + before)
+        return [self.some(start + concurrency * i, concurrency) for i in range(self.per_request)]
+
+    def some(self, start: int, count: int) -> list[EnginePrompt]:
+        """`count` prompts from `start` on, round and round, with ids that stay distinct."""
+        chosen = [self.prompts[(start + i) % len(self.prompts)] for i in range(count)]
+        if count <= len(self.prompts):
+            return chosen
+        return [
+            dataclasses.replace(prompt, prompt_id=f"{prompt.prompt_id}#{i}")
+            for i, prompt in enumerate(chosen)
+        ]
 
 
-def order(prompts: int, variants: Sequence[K], apart: bool) -> list[tuple[int, K]]:
-    """(prompt, variant) in the order in which they run: by prompt, or (`apart`) by variant within each half of the prompts."""
-    if not apart:
-        return [(i, name) for i in range(prompts) for name in (variants if i % 2 == 0 else reversed(variants))]
-    half = (prompts + 1) // 2
-    first = [(i, name) for name in variants for i in range(half)]
-    return first + [(i, name) for name in reversed(variants) for i in range(half, prompts)]
+@dataclass(frozen=True)
+class Turn:
+    """What one variant did in one turn at one concurrency: its answers, and for each call of the
+    engine its steps, () where the engine does not report them."""
+
+    concurrency: int
+    ragged: bool
+    results: Sequence[GenerationResult]
+    calls: Sequence[Sequence[EngineStep]]
+
+    @cached_property
+    def full(self) -> list[EngineStep]:
+        """The steps that show what serving takes: see `full_steps`."""
+        return [
+            step for steps in self.calls for step in full_steps(steps, self.concurrency, self.ragged)
+        ]
 
 
-def report(progress: Progress | None, what: str, done: float, planned: float) -> None:
-    """Tell `progress`, where there is one, that `done` of `planned` is done."""
-    if progress is not None:
-        progress(what, done, planned)
+@dataclass(frozen=True)
+class Trace:
+    """What a plan came to: `turns` of every case, those of `numbers` only. `logits`: the target's
+    for two tokens after a prefix; None where an engine failed or answers were sampled."""
+
+    plan: Plan
+    engine: str
+    version: str
+    numbers: Sequence[int]
+    turns: Mapping[Case, Sequence[Turn]]
+    logits: Callable[[Sequence[int], Sequence[int]], Sequence[float]] | None
+
+    @property
+    def prompts(self) -> list[EnginePrompt]:
+        """Those that were answered, where a turn is a prompt."""
+        return [self.plan.prompts[number] for number in self.numbers]
+
+    def results(self, variant: str) -> list[GenerationResult]:
+        """The answers of a variant, one request at a time."""
+        return [result for turn in self.turns[variant, 1] for result in turn.results]
+
+
+class _Engines:
+    """The engines of a plan, each started when it is first needed; where one at a time is alive,
+    the others are stopped before."""
+
+    def __init__(self, make_engine: Callable[[Variant], Engine], plan: Plan) -> None:
+        self.make_engine, self.plan = make_engine, plan
+        self.alive: dict[str, Engine] = {}
+        self.name = self.version = ""
+
+    def ready(self, variant: Variant) -> Engine:
+        """The engine of a variant, started and warm."""
+        plan = self.plan
+        if variant.name not in self.alive:
+            if plan.apart:
+                self.stop()
+            engine = self.alive[variant.name] = self.make_engine(variant)
+            engine.start(
+                plan.target, variant.draft, variant.gamma,
+                synthetic=variant.synthetic, schedule=variant.schedule,
+            )  # fmt: skip
+            tokens = min(_WARM_UP_TOKENS, plan.sampling.max_new_tokens)
+            warm_up = dataclasses.replace(plan.sampling, max_new_tokens=tokens)
+            engine.generate(plan.some(0, max(plan.concurrencies)), warm_up)
+            self.name, self.version = engine.name, engine.version
+        return self.alive[variant.name]
+
+    def turn(self, variant: Variant, turn: int, concurrency: int) -> Turn:
+        """One variant's share of a turn at a concurrency."""
+        engine, plan = self.ready(variant), self.plan
+        sampling = dataclasses.replace(plan.sampling, seed=plan.sampling.seed + turn)
+        results: list[GenerationResult] = []
+        calls = []
+        # all groups at once would be in flight together wherever the engine has room for more
+        for group in plan.groups(turn, concurrency):
+            results += engine.generate(group, sampling)
+            calls.append(engine.steps())
+        return Turn(concurrency, variant.ragged, results, calls)
+
+    def logits(self, prefix: Sequence[int], tokens: Sequence[int]) -> Sequence[float]:
+        return self.ready(self.plan.alone).token_logits(prefix, tokens)
+
+    def stop(self) -> None:
+        for engine in self.alive.values():
+            engine.stop()
+        self.alive.clear()
+
+
+def run_plan(
+    make_engine: Callable[[Variant], Engine],
+    plan: Plan,
+    summary: Callable[[Trace], R],
+    *,
+    look: Callable[[Turn], object] = lambda turn: None,
+    progress: Progress | None = None,
+) -> R:
+    """`summary` of what the plan came to; it is called while the engines are alive, which are all
+    stopped afterwards. A warm-up of each start is not counted.
+
+    `look` sees each turn as it ends and may raise: what cannot be measured is known at the first.
+    Raises RunFailed where an engine fails or nothing could be counted; its `results` are then the
+    summary of the turns that every variant had finished, None where there is none.
+    """
+    seen: dict[Case, dict[int, Turn]] = {
+        (variant.name, number): {} for variant in plan.variants for number in plan.concurrencies
+    }
+    order, done = plan.order(), 0
+    at_once = [] if plan.apart else plan.variants
+
+    def tell(what: str) -> None:
+        (progress or silent)(what, float(done), float(len(order) + len(at_once)))
+
+    engines = _Engines(make_engine, plan)
+
+    def trace(numbers: Sequence[int], whole: bool) -> Trace:
+        turns = {case: [found[number] for number in numbers] for case, found in seen.items()}
+        logits = engines.logits if whole and plan.sampling.temperature == 0 else None
+        return Trace(plan, engines.name, engines.version, numbers, turns, logits)
+
+    try:
+        for variant in at_once:
+            engines.ready(variant)
+            done += 1
+            tell(f"start {variant.name}")
+        for turn, variant, number in order:
+            seen[variant.name, number][turn] = engines.turn(variant, turn, number)
+            look(seen[variant.name, number][turn])
+            done += 1
+            tell(f"turn {turn + 1}/{plan.turns}, {number} in flight, {variant.name}")
+        return summary(trace(range(plan.turns), whole=True))
+    except RunFailed as error:
+        finished = sorted(set.intersection(*map(set, seen.values())))
+        if finished:
+            with contextlib.suppress(RunFailed):  # too little for a figure
+                error.results = summary(trace(finished, whole=False))
+        raise
+    finally:
+        engines.stop()
+
+
+def full_steps(
+    steps: Sequence[EngineStep], concurrency: int, ragged: bool = False
+) -> list[EngineStep]:
+    """The steps that show what serving at `concurrency` takes: all requests in them, no prompt
+    read, no request ended.
+
+    A request's last round is cut at its last token, so a step that is followed by another batch, by
+    a prompt or by nothing is left out; and so are rounds that drafted less than gamma. `ragged`:
+    not those of a drafter that finds fewer tokens, or none.
+    """
+    kept = []
+    for number, step in enumerate(steps):
+        after = steps[number + 1] if number + 1 < len(steps) else None
+        goes_on = after is not None and after.batch == step.batch and not after.prefill
+        tokens = step.batch * (step.gamma + 1)
+        whole = ragged or not step.target_tokens or step.target_tokens == tokens
+        if step.batch == concurrency and not step.prefill and goes_on and whole:
+            kept.append(step)
+    return kept
+
+
+def pass_times(steps: Sequence[EngineStep]) -> tuple[float | None, float | None, float | None]:
+    """Median seconds of all passes of the draft in a round, of the target's pass, and of what is
+    neither; None where the engine does not report its passes."""
+    told = [step for step in steps if step.target_s is not None]
+    if not told:
+        return None, None, None
+    parts = [(sum(step.draft_s), step.target_s, step.other_s) for step in told]
+    draft_s, target_s, rest_s = map(float, np.median(np.array(parts, float), axis=0))
+    return draft_s, target_s, rest_s
+
+
+def bootstrap(values: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(draws [1000, n] with replacement of the places of `values` [n], their medians [1000])."""
+    draws = np.random.default_rng(seed).integers(0, len(values), (1000, len(values)))
+    return draws, np.median(values[draws], axis=1)

@@ -6,16 +6,18 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from archsearch.engines.openai.client import Answer, NoAnswer, OpenAIServer
+from archsearch.engines.openai.client import LOST, Answer, OpenAIServer
+from archsearch.engines.openai.connection import Lost
 from archsearch.errors import RunFailed
 from archsearch.progress import Progress, silent
 
 MOST_IN_FLIGHT: Final = 512
-REFUSED: Final = 5  # requests in a row that a server refuses before it is given up
+FAILED: Final = 5  # requests in a row that fail before a server is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,13 @@ def drive(
 ) -> None:
     """Send `asks`; each answer is put into `answers` as it ends, then `kept` is called. `in_flight`: at most so many at once.
 
-    Raises RunFailed when the server stops answering, or refuses one request after another. Whatever ends it early (Ctrl-C too),
-    every answer that had come is in `answers`, and nobody waits for the others: they are hung up on.
+    A request that fails is an answer with its error. Raises RunFailed after FAILED of them in a row.
+    Whatever ends it early (Ctrl-C too), every answer that had come is in `answers`, and nobody waits
+    for the others: they are hung up on.
     """
     stopped = threading.Event()
     model = named_model(server)
-    began = time.monotonic()
+    began = time.perf_counter()
 
     def one(ask: Ask) -> Answer | None:
         if stopped.is_set():
@@ -70,11 +73,12 @@ def drive(
         return server.complete(model, ask.prompt, ask.tokens, temperature, began)
 
     futures: list[Future[Answer | None]] = []
+    ended: SimpleQueue[Future[Answer | None]] = SimpleQueue()
     with ThreadPoolExecutor(max_workers=min(in_flight or MOST_IN_FLIGHT, max(1, len(asks)))) as pool:
-        sender = threading.Thread(target=_send, args=(pool, asks, one, futures, (began, stopped)), daemon=True)
+        sender = threading.Thread(target=_send, args=(pool, asks, one, futures, ended, (began, stopped)), daemon=True)
         sender.start()
         try:
-            _collect(server, asks, futures, sender, answers, kept, progress)
+            _collect(server, asks, ended, answers, kept, progress)
         except BaseException:
             stopped.set()
             server.hang_up()
@@ -99,59 +103,50 @@ def named_model(server: OpenAIServer) -> str:
     """The model that the server names. Raises RunFailed where nobody answers, ArchsearchError where it names none."""
     try:
         return server.model()
-    except NoAnswer as error:
+    except Lost as error:
         raise RunFailed(f"no server answers at {server.url} ({error}); start it, or correct the address") from error
 
 
-def _send(pool: Any, asks: Sequence[Ask], one: Any, futures: list[Any], clock: tuple[float, threading.Event]) -> None:
+def _send(
+    pool: Any, asks: Sequence[Ask], one: Any, futures: list[Any], ended: SimpleQueue[Any], clock: tuple[float, threading.Event]
+) -> None:
     began, stopped = clock
     for ask in asks:
-        wait = (ask.arrival_s or 0.0) - (time.monotonic() - began)
+        wait = (ask.arrival_s or 0.0) - (time.perf_counter() - began)
         if wait > 0 and stopped.wait(wait):
             return
         if stopped.is_set():
             return
         futures.append(pool.submit(one, ask))
+        futures[-1].add_done_callback(ended.put)
 
 
 def _collect(
     server: OpenAIServer,
     asks: Sequence[Ask],
-    futures: list[Future[Answer | None]],
-    sender: threading.Thread,
+    ended: SimpleQueue[Future[Answer | None]],
     answers: list[Answer],
     kept: Callable[[], None],
     progress: Progress,
 ) -> None:
-    seen: set[int] = set()
-    refused = 0
-    while len(seen) < len(asks):
-        waiting = [future for number, future in enumerate(list(futures)) if number not in seen]
-        if not waiting:
-            time.sleep(0.005)
-            continue
-        numbers = {id(future): number for number, future in enumerate(list(futures))}
+    failed = 0
+    while len(answers) < len(asks):
         try:
-            ready = next(as_completed(waiting, timeout=0.05 if sender.is_alive() else None))
-        except TimeoutError:
+            answer = ended.get(timeout=0.2).result()
+        except Empty:
             continue
-        seen.add(numbers[id(ready)])
-        try:
-            answer = ready.result()
-        except NoAnswer as error:
-            raise RunFailed(
-                f"the server at {server.url} stopped answering after {len(answers)} of {len(asks)} requests ({error})"
-            ) from error
         if answer is None:
             continue
         answers.append(answer)
         kept()
         progress("requests", len(answers), len(asks))
-        refused = refused + 1 if answer.error else 0
-        if refused >= REFUSED:
-            raise RunFailed(
-                f"the server at {server.url} refuses requests: {answer.error}; {len(answers)} of {len(asks)} were sent"
-            )
+        failed = failed + 1 if answer.error else 0
+        if failed >= FAILED:
+            good = sum(not each.error for each in answers)
+            if answer.error.startswith(LOST):
+                why = answer.error.removeprefix(LOST)
+                raise RunFailed(f"the server at {server.url} stopped answering after {good} of {len(asks)} requests ({why})")
+            raise RunFailed(f"the server at {server.url} refuses requests: {answer.error}; {good} of {len(asks)} were answered")
 
 
 def summary(answers: Sequence[Answer]) -> Measured:

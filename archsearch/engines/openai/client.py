@@ -1,23 +1,16 @@
-"""One streamed completion of an OpenAI-compatible server, timed where it arrives. Standard library only."""
+"""One streamed completion of an OpenAI-compatible server, timed where it arrives."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
-import socket
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Final
 
+from archsearch.engines.openai.connection import Connection, Lost, Refused
 from archsearch.errors import ArchsearchError
+from archsearch.files import parse_json
 
-
-class NoAnswer(Exception):
-    """The server cannot be reached, or was lost before it had answered."""
+LOST: Final = "lost: "  # how the error of an answer begins whose connection failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,126 +36,85 @@ class Answer:
         return (self.done_s - self.first_s) / max(self.tokens - 1, 1)
 
 
-class OpenAIServer:
-    """A server at `url` (with or without /v1)."""
+class Odd(Exception):
+    """What a server sent is no completion; the message says how."""
 
-    def __init__(self, url: str, timeout_s: float = 600.0) -> None:
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-        except ValueError:  # a port that is no number, or too large
-            known = False
-        if not known:
-            raise ArchsearchError(f"{url!r} is no address of a server; write http://127.0.0.1:8000")
-        self.url, self.timeout_s, self._parts = url.rstrip("/"), timeout_s, parts
-        self._root = parts.path.rstrip("/").removesuffix("/v1")
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._hung_up = False
+
+class OpenAIServer(Connection):
+    """A server of completions, asked for one after another."""
 
     def model(self) -> str:
-        """The name of the first model that it serves. Raises NoAnswer, or ArchsearchError where it names none."""
+        """The name of the first model that it serves. Raises Lost, or ArchsearchError where it names none."""
+        status, body = self.ask("GET", "/v1/models", timeout_s=min(self.timeout_s, 30.0))
         try:
-            connection, line = self._connect()
-            connection.request("GET", f"{self._root}/v1/models")
-            response = connection.getresponse()
-            body = response.read()
-            self._close(connection, line)
-        except (OSError, http.client.HTTPException) as error:
-            raise NoAnswer(_why(error)) from error
-        try:
-            return str(json.loads(body)["data"][0]["id"])
+            name = parse_json(body)["data"][0]["id"]
+            if not isinstance(name, str):
+                raise TypeError
         except (ValueError, KeyError, TypeError, IndexError):
-            raise ArchsearchError(f"the server at {self.url} names no model on /v1/models ({response.status})") from None
+            why = "wants a key; put it into VLLM_API_KEY" if status in (401, 403) else "names no model on /v1/models"
+            raise ArchsearchError(f"the server at {self.url} {why} ({status})") from None
+        return name
 
     def complete(self, model: str, prompt: str, tokens: int, temperature: float, began: float) -> Answer:
-        """Stream `tokens` tokens after `prompt`; times count from `began` (time.monotonic). Raises NoAnswer where it is lost;
-        what the server refuses is an Answer with its error."""
+        """Stream `tokens` tokens after `prompt`; times count from `began` (time.perf_counter). Whatever
+        the server sends is an Answer, with its error where it is none. Raises Lost after `hang_up`."""
         data = {
             "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": temperature, "stream": True,
             "ignore_eos": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        sent = time.monotonic() - began
-        connection, line = None, None
+        sent = time.perf_counter() - began
         try:
-            connection, line = self._connect()
-            connection.request("POST", f"{self._root}/v1/completions", json.dumps(data), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            if response.status != 200:
-                words = response.read(400).decode("utf-8", "replace")
-                now = time.monotonic() - began
-                return Answer(sent, now, now, 0, 0, 0, f"status {response.status}: {' '.join(words.split())}")
-            return self._read(response, sent, began)
-        except (OSError, http.client.HTTPException) as error:
-            raise NoAnswer(_why(error)) from error
-        finally:
-            self._close(connection, line)
+            return self._read(data, sent, began)
+        except Lost as error:
+            if self.hung_up:
+                raise
+            why = f"{LOST}{error}"
+        except (Refused, Odd) as error:
+            why = str(error)
+        now = time.perf_counter() - began
+        return Answer(sent, now, now, 0, 0, 0, why)
 
-    def hang_up(self) -> None:
-        """End every request that is under way, from another thread: it raises NoAnswer. No new one is sent."""
-        with self._lock:
-            self._hung_up = True
-            for line in self._open:
-                with contextlib.suppress(OSError):  # the server was quicker
-                    line.shutdown(socket.SHUT_RDWR)
-
-    def _close(self, connection: http.client.HTTPConnection | None, line: socket.socket | None) -> None:
-        if connection is not None and line is not None:
-            with self._lock:
-                self._open.discard(line)
-            connection.close()
-
-    def _read(self, response: http.client.HTTPResponse, sent: float, began: float) -> Answer:
+    def _read(self, data: dict[str, Any], sent: float, began: float) -> Answer:
         first = done = 0.0
-        usage: dict[str, Any] = {}
-        pieces, finished, refused = 0, False, None
-        for event in _events(response):
-            if event == "[DONE]":
-                finished = True
+        pieces, written, given = 0, None, 0
+        for now, content in self.events(data):
+            if content == b"[DONE]":
                 break
-            try:
-                chunk = json.loads(event)
-            except ValueError:
-                continue
-            if not isinstance(chunk, dict):
-                continue
-            refused = chunk.get("error") or refused
-            usage = chunk.get("usage") or usage
-            if any(choice.get("text") or choice.get("token_ids") for choice in chunk.get("choices") or []):
-                done = time.monotonic() - began
+            text, usage = _chunk(content)
+            if usage is not None:
+                written, given = _count(usage, "completion_tokens"), _count(usage, "prompt_tokens") or 0
+            if text:
+                done = now - began
                 first = first or done
                 pieces += 1
-        if not finished:
-            raise NoAnswer("the stream ended before the answer did")
         if not pieces:
-            now = time.monotonic() - began
-            why = "an answer without any text" if refused is None else " ".join(str(refused).split())[:400]
-            return Answer(sent, now, now, 0, int(usage.get("prompt_tokens") or 0), 0, why)
-        tokens = int(usage.get("completion_tokens") or pieces)
-        return Answer(sent, first, done, tokens, int(usage.get("prompt_tokens") or 0), pieces)
-
-    def _connect(self) -> tuple[http.client.HTTPConnection, socket.socket]:
-        """A connection and its socket, which it lets go of as soon as an answer without a length begins."""
-        kind: Any = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        found: http.client.HTTPConnection = kind(self._parts.hostname, self._parts.port, timeout=self.timeout_s)
-        found.connect()
-        line: socket.socket = found.sock
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with self._lock:
-            if self._hung_up:
-                found.close()
-                raise ConnectionAbortedError("hung up")
-            self._open.add(line)
-        return found, line
+            raise Odd("an answer without any text")
+        if written is not None and not 1 <= written <= data["max_tokens"]:
+            raise Odd(f"the server counts {written} tokens in an answer of at most {data['max_tokens']}")
+        return Answer(sent, first, done, pieces if written is None else written, given, pieces)
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The data of server-sent events."""
-    for line in response:
-        text = line.decode("utf-8", "replace").strip()
-        if text.startswith("data:"):
-            yield text[5:].strip()
+def _chunk(content: bytes) -> tuple[bool, dict[str, Any] | None]:
+    """Whether a chunk brought text, and its usage. Raises Odd."""
+    try:
+        chunk = parse_json(content)
+    except ValueError as error:
+        raise Odd(f"a chunk that is not JSON ({error})") from None
+    if not isinstance(chunk, dict):
+        raise Odd(f"a chunk that is no object: {content[:60]!r}")
+    if chunk.get("error"):
+        raise Odd(" ".join(str(chunk["error"]).split())[:400])
+    choices, usage = chunk.get("choices") or [], chunk.get("usage")
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise Odd(f"a chunk without a list of choices: {content[:60]!r}")
+    if not isinstance(usage, dict | None):
+        raise Odd(f"a chunk whose usage is no object: {content[:60]!r}")
+    return any(choice.get("text") or choice.get("token_ids") for choice in choices), usage
 
 
-def _why(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def _count(usage: dict[str, Any], name: str) -> int | None:
+    """A count of tokens; None where the server does not say. Raises Odd for what counts nothing."""
+    count = usage.get(name)
+    if count is not None and not (type(count) is int and 0 <= count < 2**31):
+        raise Odd(f"{name} is {str(count)[:40]!r}")
+    return count

@@ -1,15 +1,15 @@
 """Hugging Face assisted generation, asked for exactly gamma draft tokens a round. Batch 1, this process.
 
 Besides drafts: prompt lookup (`prompt_lookup_num_tokens`), which drafts what followed an earlier occurrence of the last tokens,
-and early exit (`assistant_early_exit`), the target's own first layers with a cache of their own.
+early exit (`assistant_early_exit`), the target's own first layers with a cache of their own, and chains (`chain.py`).
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
@@ -21,9 +21,10 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
-from archsearch.acceptance.lookup import Ngram
+from archsearch.acceptance.lookup import Ngram, Reader
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import (
+    Chained,
     EnginePrompt,
     EngineSettings,
     EngineStep,
@@ -37,6 +38,7 @@ from archsearch.engines.engine import (
     round_statistics,
     whole_rounds,
 )
+from archsearch.engines.transformers.chain import ChainGenerator, chained
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import gamma_settings, load_draft
 from archsearch.models.runtime import quiet_transformers, torch_dtype
@@ -153,6 +155,8 @@ class TransformersEngine:
         self.lookup: Ngram | None = None
         self.exit_layers = 0
         self.gamma = 0
+        self.chain: Chained | None = None
+        self.readers: Callable[[Sequence[int]], Reader] | None = None
         self.synthetic: tuple[float, ...] = ()
         self._steps: list[EngineStep] = []
 
@@ -165,7 +169,8 @@ class TransformersEngine:
         synthetic: Sequence[float] = (),
         schedule: Ranges = (),
     ) -> None:
-        """An `Ngram` is looked up from its longest down to single tokens, whatever its shortest: transformers knows no other way.
+        """An `Ngram` is looked up from its longest down to single tokens, whatever its shortest: transformers knows no other way;
+        that of a chain is archsearch's own. One start serves one list of texts to a suffix tree.
 
         Raises ArchsearchError when the vocabularies differ, the target has no such exit, gamma is below 1 (with a draft), or a
         schedule, another family, or synthetic acceptance of what is no model is asked for.
@@ -180,6 +185,12 @@ class TransformersEngine:
         self.target = self._module(target, is_draft=False)
         self.lookup = draft if isinstance(draft, Ngram) else None
         self.exit_layers = self._exit(draft.layers) if isinstance(draft, ExitAfter) else 0
+        self.chain = draft if isinstance(draft, Chained) else None
+        if self.chain is not None:
+            if gamma != self.chain.rule.longest:
+                raise ValueError(f"gamma must be that of the chain's longest round, {self.chain.rule.longest}, got {gamma}")
+            self.readers = self.chain.lookup.starts() if self.chain.lookup is not None else None
+            draft, family = self.chain.draft, "independent"
         self.draft = None if draft is None or family != "independent" else self._module(draft, is_draft=True)
         self.gamma = 0 if draft is None else gamma
         if self.draft is not None:
@@ -206,7 +217,7 @@ class TransformersEngine:
             return model.to(self.device).eval()  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        self.target = self.draft = self.lookup = None
+        self.target = self.draft = self.lookup = self.chain = self.readers = None
         self.gamma = self.exit_layers = 0
 
     def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
@@ -238,10 +249,17 @@ class TransformersEngine:
         elif self.exit_layers:
             config.assistant_early_exit = self.exit_layers
         clock = RoundClock()
-        defaults = _own_defaults(target, target if self.exit_layers else self.draft, self.gamma)
+        rule = self.chain.rule if self.chain is not None else None
+        own = gamma_settings(rule.gamma, rule.least) if rule is not None else gamma_settings(max(self.gamma, 1))
+        defaults = _own_defaults(target, target if self.exit_layers else self.draft, own)
+        readers, ids = self.readers, prompt.token_ids
+        opened = (lambda: readers(ids)) if readers is not None else None
+        generator: AbstractContextManager[list[ChainGenerator]] = nullcontext([])
+        if rule is not None:
+            generator = chained(target, opened, rule)
         processors, hooks = self._processors(sampling, config, prompt)
         passes = PassClock(target, self.draft, self.exit_layers)
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]), quiet_transformers(), defaults:
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]), quiet_transformers(), defaults, generator as made:
             torch.manual_seed(sampling.seed)
             started = time.perf_counter()
             output = target.generate(  # type: ignore[operator]
@@ -267,7 +285,10 @@ class TransformersEngine:
             whole, proposed = [length for _, length in judged], sum(drafts for drafts, _ in judged)
         else:
             whole = whole_rounds(lengths, self.gamma, room, ended) if self.gamma else []
-            proposed = self.gamma * len(whole)
+            if made:
+                drafted = made[0].drafted
+                made[0].write(output)
+            proposed = sum(drafted[: len(whole)])
         self._steps += _steps_of(passes.passes, [started, *times], lengths, drafted, len(prompt.token_ids))
         return GenerationResult(
             prompt_id=prompt.prompt_id,
@@ -372,9 +393,9 @@ def _processors(sampling: Sampling) -> LogitsProcessorList:
 
 
 @contextmanager
-def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, gamma: int) -> Iterator[None]:
-    """For one call, nothing comes from the models' own generation_config but gamma, which transformers reads from the draft's.
-    Where the target exits early it is its own draft.
+def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, own: dict[str, Any]) -> Iterator[None]:
+    """For one call, nothing comes from the models' own generation_config but `own` (`gamma_settings`), which transformers reads
+    from the draft's. Where the target exits early it is its own draft.
 
     transformers fills what a call leaves out (None) from there: a text that is to go on after the end token would stop at the
     model's own, and a draft would stop drafting at its own.
@@ -383,7 +404,7 @@ def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, gamma:
     try:
         target.generation_config = GenerationConfig()
         if draft is not None:
-            draft.generation_config = GenerationConfig(**gamma_settings(gamma))
+            draft.generation_config = GenerationConfig(**own)
         yield
     finally:
         for model, config in saved:

@@ -33,7 +33,8 @@ from archsearch.engines.engine import (
     round_statistics,
     whole_rounds,
 )
-from archsearch.engines.vllm.client import Lost, Server, Stream, refusal
+from archsearch.engines.openai.connection import Lost
+from archsearch.engines.vllm.client import Server, Stream, refusal
 from archsearch.engines.vllm.metrics import Counters, deal, parse_metrics
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json

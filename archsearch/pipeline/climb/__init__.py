@@ -5,7 +5,6 @@
     budget.py      the plan of the minutes, what a training and a confirmation cost
     families.py    heads beside the drafts: their short trainings, and which family has the rest of the time
     finalists.py   who is trained in full, and the record of it
-    supernet.py    the optional rung before the short trainings
     tables.py      columns of trials.csv, rows of the report
 
 `archsearch.search.rungs` decides (numbers in, choices out), `archsearch.drafts.trainer` trains, `archsearch.runs.state`

@@ -13,7 +13,6 @@ from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, AcceptanceObservation
 from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
-from archsearch.acceptance.supernet import SupernetAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, paired_logit_std
 from archsearch.search import rungs
@@ -23,14 +22,13 @@ from archsearch.training.curves import AlphaPoint, CurvePrior, curve_slope, effe
 
 @dataclass
 class Belief:
-    """Acceptance as it is known by now: fitted to `known` (earlier runs), `shorts` (short trainings of this climb) and `slices`
-    (alpha of the slices of a supernet, where one was trained). `full_tokens`: what curves are carried on to, on a text of
-    `full_epoch` tokens; 0: on the one that the short trainings saw."""
+    """Acceptance as it is known by now: fitted to `known` (earlier runs) and `shorts` (short trainings of this
+    climb). `full_tokens`: what curves are carried on to, on a text of `full_epoch` tokens; 0: on the one that
+    the short trainings saw."""
 
     scorer: Scorer
     known: list[AcceptanceObservation]
     shorts: dict[Architecture, ShortTraining] = field(default_factory=dict)
-    slices: dict[Architecture, float] | None = None
     full_tokens: int | None = None
     full_epoch: int = 0
     acceptance: AcceptanceEstimator = field(default_factory=PriorAcceptance)
@@ -39,7 +37,7 @@ class Belief:
     def learn(self, finalists: Sequence[AcceptanceObservation] = ()) -> None:
         """Fit what is known of acceptance to all that was trained, and score with it from now on."""
         trained = ((shape, short.tokens) for shape, short in self.shorts.items())
-        state = (self.slices is not None, *trained, self.full_tokens, self.full_epoch, len(finalists))
+        state = (*trained, self.full_tokens, self.full_epoch, len(finalists))
         if state == self._learnt:
             return
         self._learnt = state
@@ -64,11 +62,10 @@ class Belief:
                     shared, effective_tokens(at, self.epoch_tokens), effective_tokens(end, self.full_epoch or self.epoch_tokens)
                 ),
                 replace(context, temperature=0.0),
-                prior=self.supernet(),
                 sampling_std=sampling_std(looked),
             ).fit([*others, *finalists])
         else:
-            fitted = (self.supernet() or PriorAcceptance()).fit([*self.known, *finalists])
+            fitted = PriorAcceptance().fit([*self.known, *finalists])
         self.acceptance = fitted
         self.scorer = self.scorer.with_acceptance(fitted, context)
 
@@ -82,10 +79,6 @@ class Belief:
         end, epoch = self.full_tokens or rungs.FIRST_TOKENS, self.full_epoch or self.epoch_tokens
         here, further = effective_tokens(end, epoch), effective_tokens(1.1 * end, epoch)
         return curve_slope(round(here)) * math.log(further / here) / math.log(1.1)
-
-    def supernet(self) -> SupernetAcceptance | None:
-        """What a supernet says, where one was trained: alpha of its slices, and the prior for the rest."""
-        return None if self.slices is None else SupernetAcceptance(self.slices)
 
     def gap_std(self, first: Architecture, second: Architecture) -> float:
         """Std of the difference of two logits of alpha."""

@@ -21,19 +21,17 @@ from archsearch.pipeline.climb.budget import TrainingCosts, part_of_round
 from archsearch.pipeline.climb.families import HeadRungs, short_trainings
 from archsearch.pipeline.climb.finalists import train_in_full
 from archsearch.pipeline.climb.minutes import split_minutes
-from archsearch.pipeline.climb.supernet import judge_supernet, train_supernet
 from archsearch.pipeline.session import SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork, train_job
 from archsearch.progress import human_time, say
 from archsearch.runs.state import ClimbState, Fate, Look, PriorRung, RoundEntry, RungRow, StateFile
-from archsearch.search import rungs, study
+from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import Plan, Round
 from archsearch.search.space import InvalidShape
 from archsearch.training.data_plan import Split
 
 POOL: Final = 48  # candidates that a choice is made among
-SUPERNET_SHARE: Final = 0.5  # of the rungs' time, where a supernet is asked for
 LEAST_PICK: Final = 0.0005  # ln(speed-up): a shape that promises less is not trained to be compared
 LEAST_FINALIST_SHARE: Final = 0.05  # of the budget: with less left, a full training is none
 
@@ -48,7 +46,6 @@ class Climb:
     file: StateFile
     plan: Plan
     belief: Belief
-    study: study.ClimbStudy
     pool: dict[Architecture, None] = field(default_factory=dict)
     out: dict[Architecture, str] = field(default_factory=dict)
     heads: HeadRungs | None = None
@@ -96,10 +93,6 @@ class Climb:
             self.file.note("rung 1: left out, the time is spent")
             return
         rung_s = self._rung_time(rest)
-        if self.session.request.alpha == "supernet":
-            train_supernet(self, first, SUPERNET_SHARE * rung_s)
-            self.belief.learn()
-            first = self.contenders()
         if not self.state.rounds:  # the prior's best first: the machine's speed decides how many more can be
             label = "the prior's best, to learn the machine's speed"
             self._train_short(first[0].architecture, rungs.FIRST_TOKENS, label, limit_s=rung_s / 6)
@@ -137,8 +130,6 @@ class Climb:
         self.belief.learn()
         entry.seconds = (entry.seconds or 0.0) + self.file.clock() - start
         self._judge(entry)
-        if number == 1:
-            judge_supernet(self)
         entry.done = True
         entry.end = sum(shape not in self.out for shape in self.pool) < 2
         self.file.save()
@@ -283,21 +274,22 @@ class Climb:
         self.file.save()
 
     def _judge(self, entry: RoundEntry) -> None:
-        """Report the round's scores to the study, let its pruner say who is out, and write down why."""
+        """Who of the round cannot win any more, and why."""
         number = entry.round
         scores = {shape: self.scorer(shape) for shape in entry.shapes}
         leader = max(scores.values(), key=lambda score: score.speedup.value)
         rival = max((s for s in scores.values() if s is not leader), key=lambda s: s.speedup.value, default=leader)
+        reached = {  # ln(speed-up), and its std without what all share
+            shape: (math.log(score.speedup.value), self.belief.own_std(score, rival if score is leader else leader))
+            for shape, score in scores.items()
+        }
         for shape, score in scores.items():
-            std = self.belief.own_std(score, rival if score is leader else leader)
-            self.study.report(shape, number, score.speedup.value, std, score.alpha.to_dict())
-        for shape, score in scores.items():
-            if shape not in self.out and score is not leader and self.study.should_prune(shape):
+            others = [value for other, value in reached.items() if other != shape]
+            if shape not in self.out and score is not leader and rungs.beaten(*reached[shape], others):
                 behind = math.log(leader.speedup.value / score.speedup.value)
                 std = self.belief.own_std(score, leader) * math.sqrt(2.0)
                 why = f"cannot win: {behind:.1%} behind {leader.architecture.label()}, std of the difference {std:.1%}"
                 self.out[shape] = why
-                self.study.finish(shape, why)
             fate: Fate = "pruned" if shape in self.out else "kept"
             self.state.record(self.row(1, number, score, fate, self.out.get(shape, "")))
 
@@ -360,18 +352,9 @@ def start_climb(
     heads: HeadRungs | None = None,
 ) -> Climb:
     """A climb over the shapes that rung 0 scored, and over other families where there are `heads`."""
-    record = study.ClimbStudy(
-        session.space,
-        session.scorer,
-        session.request.storage or session.run.storage_file,
-        rungs.STD_FACTOR,
-        session.about() | {"run": session.run.info["created"], "seed": session.request.seed},  # its curves are this run's
-    )
-    net = file.state.supernet
-    slices = dict(zip(net.shapes, net.slices, strict=True)) if net and net.slices else None
     pool = {score.architecture: None for score in ranked}
-    belief = Belief(session.scorer, known, slices=slices)
-    return Climb(session, trainer, file, plan, belief, record, pool=pool, heads=heads)
+    belief = Belief(session.scorer, known)
+    return Climb(session, trainer, file, plan, belief, pool=pool, heads=heads)
 
 
 def write_texts(trainer: DraftTrainer, file: StateFile, plan: Plan) -> None:

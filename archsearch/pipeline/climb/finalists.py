@@ -116,8 +116,7 @@ def _go_on(climb: Climb, entry: FinalistsEntry, draft: TrainedDraft, left_s: Cal
 
 
 def _record(climb: Climb, entry: FinalistsEntry, drafts: Sequence[TrainedDraft]) -> None:
-    """What the finalists reached, in rungs.json and in the study; all others are dropped."""
-    last = 1 + max((item.round for item in climb.state.rounds), default=0)
+    """What the finalists reached, in rungs.json; all others are dropped."""
     predicted = {score.architecture: score.alpha for score in entry.predicted}
     for draft in drafts:
         shape, score = draft.architecture, climb.measured(draft)
@@ -132,11 +131,6 @@ def _record(climb: Climb, entry: FinalistsEntry, drafts: Sequence[TrainedDraft])
                 predicted_alpha=predicted[shape],
             )
         )
-        climb.study.report(shape, last, score.speedup.value, 0.0, score.alpha.to_dict())
-        climb.study.finish(shape, "finalist", score.speedup.value)
-    for shape in climb.belief.shorts:
-        if shape not in entry.shapes and shape not in climb.out:
-            climb.study.finish(shape, "not among the finalists")
     _drop_others(climb, entry.shapes)
     climb.file.save()
 

@@ -13,7 +13,10 @@ def acceptance_text(result: dict[str, Any]) -> str:
     if "family" in result:
         return "\n".join(_untrained_lines(result, how))
     lines = [f"Draft {result['draft']} ({result['shape']}) for {result['target']}, {how}."]
-    if "alpha" in result:
+    if "published" in result:
+        given = result["published"]
+        lines.append(f"tau {given['tau']:g} at gamma {given['gamma']} is alpha {plus_minus(result['alpha'], digits=3)}.")
+    elif "alpha" in result:
         lines += _measured_lines(result)
     if "explanation" in result:
         lines += _explanation_lines(result["explanation"])

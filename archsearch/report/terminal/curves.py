@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from archsearch.report.phrases import dtype_words
 from archsearch.report.terminal.layout import plus_minus, table
 
 ROWS: Final = 14
@@ -23,7 +24,7 @@ def curves_text(result: Mapping[str, Any]) -> str:
     ]
     given = "given" if result["prior"] == "given" else f"the prior ({result['prior']})"
     lines = [
-        f"Target {result['target']} on {result['device']}, {workload['dtype']}, {', '.join(filter(None, fixed))}; over "
+        f"Target {result['target']} on {result['device']}, {dtype_words(result)}, {', '.join(filter(None, fixed))}; over "
         f"{WORDS[axis]}.",
         f"Latency: {result['latency']}.",
         f"Acceptance: {'swept' if axis == 'alpha' else given}.",

@@ -4,20 +4,89 @@ from __future__ import annotations
 
 from typing import Any
 
+from archsearch.estimate import Estimate
+from archsearch.needs import Needs
+from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words
 from archsearch.report.mixes import load_words, mix_lines, mix_words
-from archsearch.report.phrases import round_words
-from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.report.phrases import dtype_words, latency_warning, round_words, verdict
+from archsearch.report.terminal.layout import plus_minus, table, wrapped
 from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score
 
+PAYS = {"should pay": "yes", "may pay": "may", "does not pay": "no"}
 
-def estimate_text(result: dict[str, Any]) -> str:
-    """What `estimate` prints."""
+
+def estimate_text(result: dict[str, Any], *, explain: bool = False) -> str:
+    """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind it."""
     workload, entries, mix = result["workload"], result["drafts"], result.get("mix")
     engines = list(dict.fromkeys(entry["served"] for entry in entries))
-    given = "given" if result["prior"] == "given" else f"the prior ({result['prior']})"
+    gains = [Estimate.from_dict(entry["speedup"]) for entry in entries]
+    best, gain = max(zip(entries, gains, strict=True), key=lambda pair: pair[1].value)
+    load = f"batch {workload['batch_size']}, context {workload['context_len']}" if mix is None else mix_words(mix)
+    ranks = workload["tensor_parallel"]
+    devices = f", {ranks} devices" if ranks > 1 else ""
+    budget = result.get("training_budget")
+    unit = "CPU" if str(result["device"]).startswith("cpu") else "GPU"
+    given = "" if budget is None else f" Drafters to be trained are given {hours_words(budget['gpu_hours'], unit)}."
+    several = len(engines) > 1
+    above = [
+        f"Speculation {verdict(gain)} for {result['target']} on {result['device']}: best {best['draft']}"
+        f"{' in ' + best['served'] if several else ''}, gamma {best['gamma']}, {gain_words(gain)}.",
+        f"{load[:1].upper()}{load[1:]}, {dtype_words(result)}{devices}, {' and '.join(engines)}.{given}",
+    ]
+    rows = [
+        (
+            entry["draft"], *([f"{entry['engine']} {entry['engine_version'] or ''}".rstrip()] if several else []),
+            _needs(entry, unit), str(entry["gamma"]), f"{entry['alpha']['value']:.2f}",
+            f"{1e3 * entry['tpot_s']['value']:.2f}", gain_words(each), PAYS[verdict(each)],
+        )
+        for entry, each in zip(entries, gains, strict=True)
+    ]  # fmt: skip
+    header = ("draft", *(["engine"] * several), "needs (tokens)", "gamma", "alpha", "ms a token", "speed-up, 5-95 %", "pays")
+    below = ["Acceptance on your text: archsearch acceptance; give it with --alpha or --tau. More: --explain."]
+    lines = [*wrapped(above), "", *table(rows, header).splitlines(), ""]
+    room = SCREEN - len(lines) - len(below)
+    for text in _said(result):
+        said = wrapped([text])
+        lines, room = (lines + said, room - len(said)) if len(said) <= room else (lines, room)
+    text = "\n".join([*lines, *below])
+    return f"{text}\n\n{explained_text(result)}" if explain else text
+
+
+def _said(result: dict[str, Any]) -> list[str]:
+    """What changes how the numbers are to be read, most important first."""
+    said = [f"WARNING: {text}." for text in (latency_warning(result), *result["warnings"]) if text]
+    said += _prompts(result)
+    unsure = any(words in result["latency"] for words in ("carried over", "weights in"))
+    if unsure or any(entry["draft_s"]["source"] == "roofline" for entry in result["drafts"]):
+        said.append(f"Latency: {result['latency']}.")
+    said += dict.fromkeys(f"Note: {entry['draft']}: {note}" for entry in result["drafts"] for note in entry["notes"])
+    return said + [f"{row['words']}." for row in result["differences"]]
+
+
+def _prompts(result: dict[str, Any]) -> list[str]:
+    """That prompts are left out, and what they change."""
+    told = result.get("with_prompts")
+    if not told:
+        return []
+    return [
+        f"Decoding only. With prompts of {told['prompt_tokens']:,} tokens and answers of {told['output_tokens']}, "
+        f"{told['concurrency']} in flight, {told['draft']} gives {told['gain']:.2f}x the tokens/s (others: --workload FILE)."
+    ]
+
+
+def _needs(entry: dict[str, Any], unit: str) -> str:
+    needs = entry.get("needs")
+    return needs_words(None if needs is None else Needs.from_dict(needs), unit)
+
+
+def explained_text(result: dict[str, Any]) -> str:
+    """Everything that an estimate rests on."""
+    workload, entries, mix = result["workload"], result["drafts"], result.get("mix")
+    engines = list(dict.fromkeys(entry["served"] for entry in entries))
+    given = result["prior"] if "given" in result["prior"] else f"the prior ({result['prior']})"
     lines = [
-        f"Target {result['target']} on {result['device']}, {workload['dtype']}, "
+        f"Target {result['target']} on {result['device']}, {dtype_words(result)}, "
         + (f"{workload['mode']} mode, " if len(engines) == 1 else "")
         + ("" if mix else f"batch size {workload['batch_size']}, context {workload['context_len']}, ")
         + f"tensor parallel {workload['tensor_parallel']}"
@@ -36,6 +105,7 @@ def estimate_text(result: dict[str, Any]) -> str:
         lines += mix_lines(scored)
         lines += ["Speed-up, time per token: over the mix; the other numbers of the first table: of its heaviest part.", ""]
     lines += [f"{row['words']}." for row in result["differences"]]
+    lines += _prompts(result)
     lines += [f"WARNING: {text}." for text in result["warnings"]]
     notes = dict.fromkeys((entry["draft"], note) for entry in entries for note in entry["notes"])
     lines += [f"Note: {draft}: {note}" for draft, note in notes]

@@ -30,6 +30,7 @@ def schedule_text(result: dict[str, Any], run: Path, rank: int) -> str:
             "",
             f"Gamma by batch size: {ranges}. {result['note']}".rstrip(),
             f"{result['as_engine']}.",
+            *([f"WARNING: {result['warning']}."] if result.get("warning") else []),
             "",
             f"Next: archsearch confirm {run} --rank {rank} --engine vllm --schedule"
             if result.get("rank") is not None

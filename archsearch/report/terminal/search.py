@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from archsearch.engine_facts import ENGINES, engine_title
-from archsearch.progress import human_time
-from archsearch.report.mixes import load_words, mix_lines, mix_words
-from archsearch.report.pareto import pareto_rows
-from archsearch.report.phrases import millions, shell_path
-from archsearch.report.terminal.layout import plus_minus, table
-from archsearch.report.terminal.summary import summary_text, wrap
-from archsearch.runs.run import open_run
-from archsearch.search.mixed import MixScore
-
-
-def tie_lines(result: Mapping[str, Any]) -> list[str]:
-    """The first group of ranks that the model cannot tell apart, with the cheapest of them."""
-    groups, best = result.get("indistinguishable") or [[]], {score["rank"]: score for score in result["best"]}
-    if len(groups[0]) < 2 or not result.get("cheapest"):
-        return []
-    cheapest = best[result["cheapest"][0]]
-    ranks = ", ".join(map(str, groups[0]))
-    return [f"ranks {ranks} cannot be told apart; the cheapest is rank {cheapest['rank']} ({millions(cheapest['parameters'])})"]
-
-
-def pareto_lines(data: Mapping[str, Any] | None) -> list[str]:
-    """The Pareto set as a table."""
-    if data is None:
-        return []
-    rows, header = pareto_rows(data)
-    of = f", of all shapes of {', '.join(data['exact'])}" if data["exact"] else ""
-    return ["", f"Pareto set of {', '.join(data['goals'])}{of}:", table(rows, header)]
+from archsearch.report.answer import (
+    MOST_ROWS,
+    SCREEN,
+    Option,
+    first,
+    hours_words,
+    rows_text,
+    sentences,
+    serve_command,
+)
+from archsearch.report.best import section_mix
+from archsearch.report.families import found_section, with_heads
+from archsearch.report.foretold import section_why
+from archsearch.report.headline import headline, with_text
+from archsearch.report.ladder import section_rungs
+from archsearch.report.mixes import load_words, mix_words
+from archsearch.report.pareto import pareto_section
+from archsearch.report.phrases import dtype_words, hub_name, interval, latency_warning, shell_path
+from archsearch.report.reading import Reading, read_run
+from archsearch.report.section import Section
+from archsearch.report.terminal.layout import plus_minus, section_lines, table, wrap, wrapped
+from archsearch.report.terminal.summary import summary_text
+from archsearch.runs.families import families_of
+from archsearch.runs.run import Run, open_run
 
 
 def _scored_words(spaces: Sequence[Mapping[str, Any]]) -> str:
@@ -44,7 +42,7 @@ def _scored_words(spaces: Sequence[Mapping[str, Any]]) -> str:
 
 
 def regret_lines(regrets: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How far the best of each walk lies below the exact best of its space, or of the part of it that was scored in full."""
+    """How far the best that a sampler found lies below the exact best of its space, or of a part that was scored in full."""
     none = [regret for regret in regrets if regret["regret"] < NO_REGRET]
     lines = [
         f"Regret: {regret['sampler']}'s best of {regret['space']} is {regret['regret']:.2%} below the exact best "
@@ -65,41 +63,96 @@ def _regret_of(regret: Mapping[str, Any]) -> str:
     return f"all {regret['shapes']:,} shapes" if regret["whole"] else f"{regret['shapes']:,} shapes, a part of them"
 
 
-def search_text(result: dict[str, Any]) -> str:
+LEAST_ROWS = 3
+
+
+def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
+    """The first screen: the answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind it."""
+    run = open_run(Path(result["run"]))
+    reading = read_run(run)  # once: what is shown of a run is what its files say
+    options = [Option.of(item) for item in reading.candidates]
+    if not options:
+        return explained_text(result, run, reading)
+    head = headline(run, reading.candidates)
+    budget = result.get("training_budget")
+    unit = "GPU" if run.info["device"].get("kind") == "gpu" else "CPU"
+    where = f"for {result['target']} on {result['device']}" + ("" if result.get("mix") is None else " over the mix of work")
+    if any(option.weights for option in options):
+        with_climb = with_heads(with_text(head, reading.text), run, reading.families, reading.compared)
+        above = [with_climb.title, *with_climb.lines[:HEADLINE_LINES]]
+    else:
+        hours = None if budget is None else budget["gpu_hours"]
+        above = sentences(options, where, unit, hours)
+    above = [above[0], _assumed_words(result, budget, unit), *above[1:]]
+    unprofiled = latency_warning(result)
+    warnings = [*([unprofiled] if unprofiled else []), *result["warnings"], *reading.problems]
+    above += [f"WARNING: {text}." for text in warnings[:1]]
+    why, command = _next_step(result, options, head.next)
+    below = [*wrapped([f"{why}:"]), *f"  {command}".splitlines(), f"More: --explain, or archsearch report {shell_path(run.path)}"]
+    lines = wrapped(above)
+    room = SCREEN - len(lines) - len(below) - 5  # blank lines, header, rule and marks of the table
+    table_lines = rows_text(options, unit, max(LEAST_ROWS, min(MOST_ROWS, room)))
+    text = "\n".join([*lines, "", *table_lines, "", *below])
+    return f"{text}\n\n{explained_text(result, run, reading)}" if explain else text
+
+
+HEADLINE_LINES = 5
+SWITCH = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
+
+
+def _assumed_words(result: Mapping[str, Any], budget: Mapping[str, Any] | None, unit: str) -> str:
+    """What is predicted for, and the training that every alpha of a drafter to be trained assumes."""
+    workload, mix = result["workload"], result.get("mix")
+    where = f"batch {workload['batch_size']}, context {workload['context_len']}" if mix is None else mix_words(mix)
+    ranks = workload["tensor_parallel"]
+    devices = f", {ranks} devices" if ranks > 1 else ""
+    words = f"{where[:1].upper()}{where[1:]}, {dtype_words(result)}{devices}, {result['served']}."
+    if budget is None:
+        return words
+    hours = hours_words(budget["gpu_hours"], unit)
+    return f"{words} Drafters to be trained are given {hours} (--training-budget)."
+
+
+def _next_step(result: Mapping[str, Any], options: Sequence[Option], steps: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """The one step that is worth most now: serving what one can have today, else the headline's first."""
+    today = first(option for option in options if option.at_hand and not option.weights)
+    if today is not None and not any(option.weights for option in options) and interval(today.gain)[1] > 1.0:
+        target = hub_name(str(result["target"]))
+        command = serve_command(today, target, str(result["engine"]), result["workload"]["tensor_parallel"])
+        # The warning is of the first rank: what it says to set belongs into the command.
+        wanted = SWITCH.search(" ".join(result["warnings"])) if today is options[0] and command is not None else None
+        if command is not None:
+            return "Try it today", f"{wanted[1]} {command}" if wanted is not None else command
+    return steps[0] if steps else ("See the whole run", f"archsearch report {shell_path(Path(result['run']))}")
+
+
+def explained_text(result: dict[str, Any], run: Run, reading: Reading) -> str:
     """The workload, what each rung did, and the summary of the run folder."""
-    workload, free = result["workload"], result["free_layers"]
-    mix = result.get("mix")
+    workload, free, mix = result["workload"], result["free_layers"], result.get("mix")
     where = f"batch size {workload['batch_size']}, context {workload['context_len']}" if mix is None else mix_words(mix)
     lines = [
-        f"Workload: {where}, tensor parallel {workload['tensor_parallel']}, {workload['dtype']}, {workload['mode']} mode, "
+        f"Workload: {where}, tensor parallel {workload['tensor_parallel']}, {dtype_words(result)}, {workload['mode']} mode, "
         f"temperature {workload['temperature']:g}, served by {result['served']}.",
         *([f"  {load_words(part)}." for part in mix["parts"]] if mix is not None else []),
         f"Latency: {result['latency']}.",
         f"Acceptance prior: {result['prior']}.",
         f"{result['trials']} trials in space {result['space']}{_scored_words(result.get('scored', []))}.",
-        *(line for text in regret_lines(result.get("regrets", [])) for line in wrap(text, 110)),
-        *(
-            []
-            if free is None
-            else [f"Free layers: {free:.1f} (so deep may a draft of rank 1's kernel times be before the host decides)."]
-        ),
-        "",
+        *wrapped(regret_lines(result.get("regrets", []))),
     ]
-    lines += [f"WARNING: {text}." for text in result["warnings"]] + [""] * bool(result["warnings"])
-    lines += [f"Note: {note}." for note in result.get("notes", [])] + [""] * bool(result.get("notes"))
-    lines += [f"Note: {text}." for text in result.get("left_out", [])]
+    if free is not None:
+        lines.append(f"Free layers: {free:.1f} (so deep may a draft of rank 1's kernel times be before the host decides).")
+    said = [f"WARNING: {text}." for text in result["warnings"]]
+    said += [f"Note: {note}." for note in (*result.get("notes", []), *result.get("left_out", []))]
+    lines += ["", *said, *([""] if said else [])]
     if len(result.get("families", [])) > 1:
         lines += [*family_lines(result), *([f"  {result['replayed']}."] if result.get("replayed") else []), ""]
     if result.get("rungs"):
-        lines += [*rung_lines(result), ""]
-    lines += [f"Note: {text}." for text in tie_lines(result)]
-    why = [f"  {line}" for text in rival_lines(result) for line in wrap(text, 96)]
-    lines += [summary_text(open_run(Path(result["run"]))), *(["", "Why rank 1 won:", *why] if why else [])]
-    lines += [""] * (mix is not None) + mix_lines(
-        [(f"Rank {score['rank']}", MixScore.from_dict(score["mix"])) for score in result["best"][:1] if score.get("mix")]
-    )
-    lines += pareto_lines(result.get("pareto"))
-    return "\n".join([*lines, *next_lines(result)])
+        lines += [*section_lines(section_rungs(reading.climb)), *_measured_lines(result), ""]
+    lines += [summary_text(run, reading), ""]
+    sections = [section_why(reading.curves) if result.get("rivals") else Section(), section_mix(reading.candidates)]
+    sections += [pareto_section(result["pareto"])] if result.get("pareto") else []
+    lines += [line for section in sections for line in section_lines(section)]
+    return "\n".join([*lines[:-1], *next_lines(result)])
 
 
 STEPS_TOLD = 2
@@ -121,7 +174,8 @@ def next_lines(result: dict[str, Any]) -> list[str]:
 def family_lines(result: dict[str, Any]) -> list[str]:
     """The best of each family, and whether somebody has to train it."""
     if any("measured_on" in item for item in result["families"]):
-        return _measured_lines(result["families"], result)
+        found = section_lines(found_section(families_of(result)))[:-1]
+        return [*found, *_untrained_rival(result["families"], result)]
     rows = [
         (
             item["family"], str(item["rank"]), f" {item['label']}", f"{item['parameters'] / 1e6:,.0f}M", str(item["gamma"]),
@@ -137,25 +191,6 @@ def family_lines(result: dict[str, Any]) -> list[str]:
         why = "; ".join(f"{item['family']} ({item['assumed']}) by {item['speedup']['low']:.2f}x" for item in assumed)
         lines += [f"  {line}" for line in wrap(f"* assumed, so ranked by the lower end of its interval: {why}.", 96)]
     return lines
-
-
-def _measured_lines(families: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
-    """The best of each family after training, with what it cost."""
-    rows = [
-        (
-            item["family"], str(item["rank"] or ""), f" {item['label']}", f"{item['parameters'] / 1e6:,.0f}M", str(item["gamma"]),
-            plus_minus(item["tau"]), plus_minus(item["speedup"]), human_time(item["seconds"]) if item["seconds"] else "none",
-            human_time(item["states_s"]) if item["states_s"] >= 1.0 else "",
-        )
-        for item in families
-    ]  # fmt: skip
-    header = ("family", "rank", " best", "parameters", "gamma", "tau", "speed-up", "training", "states")
-    lines = [f"The best of each family, acceptance measured on {families[0]['measured_on']}, time predicted:"]
-    lines.append(table(rows, header))
-    if any(item["states_s"] >= 1.0 for item in families):
-        lines.append("  states: reading the target's states of the text, once for all heads that read the same layers.")
-    notes = (f"{item['family']}: {item['note']}." for item in families if item["note"])
-    return [*lines, *(f"  {line}" for note in notes for line in wrap(note, 96)), *_untrained_rival(families, result)]
 
 
 def _untrained_rival(families: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
@@ -176,50 +211,14 @@ def _untrained_rival(families: list[dict[str, Any]], result: dict[str, Any]) -> 
     return [f"  {words}", f"    {command}"]
 
 
-def rival_lines(result: dict[str, Any]) -> list[str]:
-    """Rank 1 beside its best rival of another width and of another depth: what decides, and how many rows each term rests on."""
-    lines: list[str] = []
-    found = result.get("rivals", [])
-    for number, rival in enumerate(found):
-        if any(rival["label"] == earlier["label"] for earlier in found[:number]):
-            continue
-        gap = rival["tokens"] + rival["time"]
-        names = {"hidden_size": "width", "num_hidden_layers": "depth"}
-        what = " and of another ".join(names[each["dimension"]] for each in found if each["label"] == rival["label"])
-        terms = ", ".join(_term_words(item) for item in rival["terms"])
-        lines.append(
-            f"Best of another {what}: {rival['label']}, gamma {rival['gamma']}, {rival['speedup']:.2f}x. Rank 1 has"
-            f" {math.expm1(rival['tokens']):+.1%} tokens a round and {math.expm1(-rival['time']):+.1%} time for one: {gap:+.1%} ±"
-            f" {rival['std']:.1%}" + (f"; logit(alpha): {terms}." if terms else ".")
-        )
-    return lines
-
-
-def _term_words(item: dict[str, Any]) -> str:
-    basis = f"{item['rows']} rows" if item["rows"] else "FR-Spec's rule" if item["term"] == "vocabulary" else "assumed"
-    return f"{item['term']} {item['difference']:+.2f} ({basis})"
-
-
-def rung_lines(result: dict[str, Any]) -> list[str]:
-    """What each rung did: candidates, minutes, its best, what was dropped; and what was measured on which prompts."""
-    rows = []
-    for row in result["rungs"]:
-        name = f"rung {row['rung']}, {row['what']}" + (f", round {row['round']}" if row["rung"] == 1 else "")
-        tokens = f"{row['tokens'] / 1000:.0f}k" if row["tokens"] else ""
-        dropped = ", ".join(item["label"] for item in row["dropped"][:2])
-        more = f" and {len(row['dropped']) - 2} more" if len(row["dropped"]) > 2 else ""
-        score, shapes = plus_minus(row["score"]), f"{row['candidates']}"
-        rows.append((name, shapes, tokens, human_time(row["seconds"]), score, f" {row['best']}", f" {dropped}{more}"))
-    lines = [table(rows, ("rung", "shapes", "tokens", "time", "speed-up", " best", " dropped"))]
-    spent = human_time(result["seconds"])
-    lines.append(f"{spent} of {human_time(result['plan']['budget_s'])}: " + ", ".join(
-        f"{name} {human_time(seconds)}" for name, seconds in result["steps"].items()))  # fmt: skip
-    lines += ["", f"Measured on {result['prompts']}:"]
+def _measured_lines(result: dict[str, Any]) -> list[str]:
+    """What was measured of each draft that was trained in full, and on which prompts."""
+    lines = [f"Measured on {result['prompts']}:"]
     for item in result["measured"]:
         parts = ", ".join(f"{name} {plus_minus(value)}" for name, value in item["alpha_by_category"].items() if name)
+        by_kind = f" ({parts})" if parts else ""
         lines.append(
-            f"  {item['label']}: alpha {plus_minus(item['alpha'])}" + (f" ({parts})" if parts else "")
-            + f", tau {plus_minus(item['tau'])} at gamma {item['gamma']}, "
-            + f"{item['head_rows']} head rows cover {item['coverage']:.1%}"
-        )  # fmt: skip
+            f"  {item['label']}: alpha {plus_minus(item['alpha'])}{by_kind}, tau {plus_minus(item['tau'])} at gamma "
+            f"{item['gamma']}, {item['head_rows']} head rows cover {item['coverage']:.1%}"
+        )
     return lines

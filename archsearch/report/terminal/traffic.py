@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from archsearch.report.mixes import UNITS, load_words
+from archsearch.report.phrases import dtype_words
 from archsearch.report.terminal.layout import table
 
 MANY: Final = 256
@@ -17,7 +18,7 @@ def traffic_text(result: Mapping[str, Any]) -> str:
     """What `traffic` prints."""
     workload = result["workload"]
     lines = [
-        f"Target {result['target']} on {result['device']}, {workload['dtype']}, tensor parallel {workload['tensor_parallel']}.",
+        f"Target {result['target']} on {result['device']}, {dtype_words(result)}, tensor parallel {workload['tensor_parallel']}.",
         f"Latency: {result['latency']}.",
         *(f"Load {load_words(part)}." for part in result["load"]),
     ]
@@ -29,7 +30,7 @@ def traffic_text(result: Mapping[str, Any]) -> str:
         [
             *lines,
             "",
-            "Predicted. running: requests that decode at once. A time to the first token holds its prompt and its waiting.",
+            "Predicted means. running: requests that decode at once. A first token holds its prompt and its waiting.",
         ]
     )
 
@@ -52,10 +53,22 @@ def _one(entry: Mapping[str, Any], objective: str) -> list[str]:
     for part in entry["parts"]:
         lines += _checks(part)
     unit = UNITS[objective]
+    if any(part["drafting"]["full"] or part["plain"]["full"] for part in entry["parts"]):
+        lines += [_full(part) for part in entry["parts"]]
     lines.append(f"{objective}: {entry['objective']:.4g}{unit}, {entry['plain_objective']:.4g}{unit} without the draft."
                  if objective != "speedup" else f"Speed-up over the load: {entry['objective']:.2f}x.")  # fmt: skip
     lines += [f"Breaks a limit: {text}." for text in entry["broken_limits"]]
     return lines + [f"Note: {note}" for note in entry["notes"]]
+
+
+def _full(part: Mapping[str, Any]) -> str:
+    """What counts where a server is full: the tokens it gives; a token's time is of as many as run."""
+    best, plain = (part["drafting"] if part["gamma"] else part["off"]), part["plain"]
+    given, alone = best["tokens_per_s"], plain["tokens_per_s"]
+    return (
+        f"{part['name']}: throughput {given:,.0f} tokens/s with the draft, {alone:,.0f} without ({given / alone:.2f}x); "
+        f"time per token is of {best['running']:.1f} running against {plain['running']:.1f}."
+    )
 
 
 def _checks(part: Mapping[str, Any]) -> list[str]:
@@ -64,6 +77,9 @@ def _checks(part: Mapping[str, Any]) -> list[str]:
     if seen is not None:
         words = [f"{name} {_run(run)}" for name, run in (("with the draft", seen["drafting"]), ("without", seen["plain"]))]
         lines.append(f"{part['name']}: simulated ({seen['requests']} requests): {'; '.join(words)}.")
+    late = [(part["drafting"] if part["gamma"] else part["off"])["ttft_p99_s"], part["plain"]["ttft_p99_s"]]
+    if None not in late:
+        lines.append(f"{part['name']}: 99 % have a first token within {_ms(late[0], 0)} ms, without the draft {_ms(late[1], 0)}.")
     held = [part[name] for name in ("held", "held_alone")]
     if None not in held and min(held) < max(part["concurrency"] or 0, MANY):
         lines.append(f"{part['name']}: memory holds {held[0]:,} requests at once with the draft, {held[1]:,} without.")
@@ -82,7 +98,10 @@ def _checks(part: Mapping[str, Any]) -> list[str]:
 
 
 def _run(run: Mapping[str, Any]) -> str:
-    return "does not keep up" if run["full"] else f"{_ms(run['tpot_s'])} ms a token, first token {_ms(run['ttft_s'], 0)} ms"
+    if run["full"]:
+        return "does not keep up"
+    first = f"{_ms(run['ttft_s'], 0)} ms (99 %: {_ms(run['ttft_p99_s'], 0)})"
+    return f"{_ms(run['tpot_s'])} ms a token, first token {first}"
 
 
 def _ms(seconds: float, digits: int = 2) -> str:

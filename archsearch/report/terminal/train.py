@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.report.terminal.layout import plus_minus
+from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, clamped, logit, logit_std
+
+
+def _divergence_lines(divergence: dict[str, float] | None, alpha: dict[str, Any]) -> list[str]:
+    """What alpha the divergence from the target on held-out text says; a warning where the measured
+    one is far from it."""
+    if divergence is None:
+        return []
+    expected, measured = divergence["alpha"], Estimate.from_dict(alpha)
+    low, high = DIVERGENCE_RANGE
+    if not low <= divergence["nats"] <= high:
+        return [
+            f"Its divergence from the target there: {divergence['nats']:.2f} nats a token (from "
+            f"{low:g} to {high:g} it also says alpha)."
+        ]
+    text = f"Its divergence from the target there, {divergence['nats']:.2f} nats a token, says alpha {expected:.2f}"
+    gap = logit(clamped(expected)) - logit(clamped(measured.value))
+    if abs(gap) > 2.0 * math.hypot(DIVERGENCE_STD, logit_std(measured)):
+        return [f"{text}: far from the measured one. Check the text and the tokenizer."]
+    return [f"{text}."]
 
 
 def train_text(result: dict[str, Any], run: Path, rank: int) -> str:
@@ -20,6 +42,7 @@ def train_text(result: dict[str, Any], run: Path, rank: int) -> str:
             f"(measured on held-out text{'; ' + categories if categories else ''}).",
             f"Trained {human_time(training['seconds'])} in all, {training['tokens']:,} tokens at "
             f"{training['tokens_per_s']:,.0f} tokens/s.",
+            *_divergence_lines(training.get("divergence"), after["alpha"]),
             *(
                 [f"Ended before its budget: {training['stopped']}; more text is what helps now."]
                 if training.get("stopped")

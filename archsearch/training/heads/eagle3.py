@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -258,8 +257,3 @@ def _take_layer(layer: _Layer, source: Any) -> None:
 def _take(weight: Tensor, given: Tensor) -> None:
     if weight.shape == given.shape:
         weight.copy_(given)
-
-
-def next_logits(head: Eagle3Head, normed: Tensor) -> Tensor:
-    """[..., kept] of the head's normed outputs."""
-    return functional.linear(normed, head.lm_head.weight)

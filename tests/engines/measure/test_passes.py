@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.measure.passes import PassRequest, measure_passes, spread_drafts
+from archsearch.engines.engine import EngineStep
+from archsearch.engines.measure.passes import ONE_REQUEST_GAMMAS, PassRequest, measure_passes, spread_drafts
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import pass_of
+from archsearch.profiles import PassShape
 from tests.doubles.made_up_engine import MadeUpEngine
 
 TARGET = Architecture(64, 128, 4, 4, 2, 16, 320)
@@ -98,3 +101,35 @@ def test_drafts_are_spread_and_have_full_heads() -> None:
     assert len(chosen) == 3 and all(not shape.trimmed for shape in chosen)
     assert {chosen[0].num_hidden_layers, chosen[1].num_hidden_layers} == {1, 8}
     assert len(spread_drafts(shapes[:2], 5)) == 2
+
+
+def test_an_engine_that_catches_up_is_measured_behind_two_contexts() -> None:
+    class CatchesUp(MadeUpEngine):
+        """As llama.cpp: one request at a time, and a pass of the draft over what was verified besides those that draft."""
+
+        def steps(self) -> tuple[EngineStep, ...]:
+            def caught_up(step: EngineStep) -> EngineStep:
+                if not step.gamma:
+                    return step
+                more = replace(step, draft_tokens=(step.gamma + 1, *(1,) * step.gamma), draft_s=(2e-3, *(1e-3,) * step.gamma))
+                return replace(more, seconds=step.target_s + sum(more.draft_s) + 1e-3)
+
+            return tuple(map(caught_up, super().steps()))
+
+    engine = CatchesUp(name="llama.cpp", schedules=False)
+    plan = {"gammas": ONE_REQUEST_GAMMAS, "contexts": (64, 256), "rounds": 20, "repeats": 1, "batches": (1,) * 4}
+    rows = measured(engine, **plan)
+    passes = [PassShape.of(row) for row in rows if row.kind == "pass"]
+    gammas = {gamma for line in ONE_REQUEST_GAMMAS[:2] for gamma in line}
+    assert {shape.tokens for shape in passes if shape.role == "target"} == {1, *(gamma + 1 for gamma in gammas)}
+    assert {shape.context for shape in passes if shape.role == "target" and shape.tokens == 1} == {64, 256}
+    assert all(shape.context in (64, 256) for shape in passes)
+    first = {row.sizes()["tokens"] for row in rows if row.kind == "pass" and row.cache == "cold"}
+    assert first >= {gamma + 1 for gamma in gammas}
+    for row in rows:
+        if row.kind == "rest" and row.sizes()["gamma"]:
+            assert row.sizes()["first_tokens"] == row.sizes()["gamma"] + 1 and row.median_s == pytest.approx(1e-3)
+
+
+def test_the_gammas_of_one_request_cover_one_to_eight() -> None:
+    assert {gamma for line in ONE_REQUEST_GAMMAS[:2] for gamma in line} == set(range(1, 9))

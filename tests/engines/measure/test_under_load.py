@@ -7,15 +7,9 @@ from dataclasses import replace
 import pytest
 
 from archsearch.engines.engine import EnginePrompt, EngineStep, Sampling
-from archsearch.engines.measure.under_load import (
-    LoadPlan,
-    LoadResult,
-    Variant,
-    full_steps,
-    measure_load,
-    overall_speedups,
-    schedule_verdict,
-)
+from archsearch.engines.measure.results import LoadResult
+from archsearch.engines.measure.turns import Plan, Variant, full_steps, run_plan
+from archsearch.engines.measure.under_load import load_results, overall_speedups, schedule_verdict, token_s
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.schedule import schedule_from_points
@@ -28,7 +22,9 @@ RATES = (0.8, 0.5, 0.2)
 
 def measured(make, target, variants, prompts, concurrencies, sampling, progress=None, **changes):  # noqa: ANN001, ANN003, ANN201
     """What a plan came to."""
-    return measure_load(make, LoadPlan(target, variants, prompts, concurrencies, sampling, **changes), progress)
+    starts = changes.get("repeats", 5)
+    plan = Plan(target, variants, prompts, sampling, concurrencies, **{"repeats": 5, "starts": starts, **changes})
+    return run_plan(make, plan, load_results, look=token_s, progress=progress)
 
 
 def round_s(batch: int, gamma: int) -> float:

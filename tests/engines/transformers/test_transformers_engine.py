@@ -12,7 +12,8 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from archsearch.acceptance.lookup import LookupText, Ngram, replay
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import Engine, EnginePrompt, ExitAfter, Sampling, drafting_rounds, round_statistics, whole_rounds
-from archsearch.engines.measure.by_prompt import exactness_check
+from archsearch.engines.measure.by_prompt import identities
+from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft
@@ -167,7 +168,8 @@ def test_smollm2_with_a_layer_skipping_draft_is_exact_in_float32() -> None:
     draft = skip_layers(model, keep=26)
     texts = ["What is the capital of France?", "Write a short story about a lighthouse."]
     prompts = [EnginePrompt(text, tuple(tokenizer(text).input_ids)) for text in texts]
-    identity = exactness_check(TransformersEngine, model, draft, 3, prompts, max_new_tokens=24)
+    plan = Plan(model, [Variant("draft", draft, 3)], prompts, Sampling(24), apart=True, starts=1)
+    identity = run_plan(lambda _: TransformersEngine(), plan, identities)["draft"]
     assert identity.identical == identity.prompts == 2
 
 

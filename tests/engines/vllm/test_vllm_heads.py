@@ -18,8 +18,9 @@ from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.environments.environment import find_python
 from archsearch.engines.vllm.engine import VllmEngine
 from archsearch.errors import ArchsearchError
+from archsearch.export import DraftRecord, ExportSource, ExportTarget, export
 from archsearch.export.drafters import drafter_config
-from archsearch.export.heads import SPECULATORS_FILE, HeadExport, export_head
+from archsearch.export.folder import SPECULATORS_FILE
 from archsearch.files import write_json
 from archsearch.text.auxiliary import auxiliary_states
 from archsearch.training.heads.chains import chain_matches
@@ -121,7 +122,9 @@ def test_an_export_loads_in_both_of_its_forms(tmp_path: Path) -> None:
     tau = {str(GAMMA): {"value": 2.0, "std": 0.1, "source": "measured"}}
     held = {"tau": tau, "conditional": [0.5] * GAMMA, "accepted_by_position": {str(GAMMA): [0.5, 0.3, 0.2]}}
     record = {"text_tokens": 100, "rows": VOCAB, "vocabulary_coverage": 1.0, "heldout": held}
-    export_head(HeadExport(tmp_path / "head", "eagle3", GAMMA, str(tmp_path / "target"), record), tmp_path / "export")
+    target = ExportTarget(str(tmp_path / "target"))
+    source = ExportSource(tmp_path / "head", GAMMA, target=target, record=DraftRecord(training=record), family="eagle3")
+    export(source, tmp_path / "export")
     common = written(tmp_path / "target", tmp_path / "export")
     spoken = tmp_path / "spoken"
     shutil.copytree(tmp_path / "export", spoken)

@@ -286,7 +286,7 @@ def test_no_server_is_one_line(target: Path) -> None:
     with pytest.raises(ArchsearchError, match=f"no vLLM server answers at {url} .*refused.*--server-url") as caught:
         started(Fake(url=url), target)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
-    for address in ("ftp://127.0.0.1:8000", "http://", "127.0.0.1:8000", "http://127.0.0.1:99999"):
+    for address in ("ftp://127.0.0.1:8000", "http://", "http://127.0.0.1:99999"):
         with pytest.raises(ArchsearchError, match="is no server address; write it as"):
             started(Fake(url=address), target)
     with pytest.raises(ArchsearchError, match="VLLM_API_KEY") as caught:

@@ -1,0 +1,197 @@
+"""Joint replay: a lookup drafts where it finds something, a draft model where it does not, each for
+so many tokens; and a draft that stops where it is unsure.
+
+One walk over held-out text answers for both together, as `replay.py` does for one: what a lookup
+would draft at a token depends on the text alone (`lookup.py`), what the draft would, on its trace
+(`measured.py`). A round that starts where the lookup finds something is the lookup's, every other
+one is the draft's. That order is llama.cpp's (`--spec-type ngram-simple,draft-simple`) and that of
+archsearch's candidate generator for transformers.
+
+A draft stops when unsure at the first token that it gives less than a threshold: behind it in
+transformers and OpenVINO (ConfidenceCriteria; Sampler::register_new_token), before it in llama.cpp
+(`--spec-draft-p-min`). Exact are rounds, and what they accept. How many tokens a draft adds after
+one that fails depends on text that nobody wrote: it is taken to be as sure as on the text's own
+next tokens, which moves the draft's seconds, not what is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from archsearch.acceptance.lookup import Drafter, LookupText
+from archsearch.acceptance.measured import RESAMPLES, Resampled, Trace, resampled_ratio
+from archsearch.acceptance.replay import walked
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRule:
+    """`found`: tokens that the lookup drafts at most (0: there is none); `gamma`: tokens of the
+    draft's rounds at most; `least`: the probability below which the draft stops (0: never), with
+    the token that is below it where `with_last`."""
+
+    found: int
+    gamma: int
+    least: float = 0.0
+    with_last: bool = True
+
+    def __post_init__(self) -> None:
+        if self.found < 0 or self.gamma < 1:
+            raise ArchsearchError(
+                f"a chain drafts at least one token in each of its parts, got {self.found} found "
+                f"and {self.gamma} drafted"
+            )
+        if not 0.0 <= self.least < 1.0:
+            raise ArchsearchError(
+                f"the probability below which a draft stops lies between 0 and 1, got {self.least:g}"
+            )
+
+    @property
+    def longest(self) -> int:
+        """Draft tokens of its longest round."""
+        return max(self.found, self.gamma)
+
+
+@dataclass(frozen=True, slots=True)
+class Finds:
+    """A lookup along one text [tokens]: how many tokens it would draft where a round starts there,
+    and how many of them the text goes on with."""
+
+    drafted: np.ndarray
+    accepted: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReplay:
+    """What a chain does on texts. `rounds`: how many; of them `found` [rule.found + 1] are the
+    lookup's that drafted 0, 1, ... tokens (none drafts 0), and `drafted` [rule.gamma + 1] the
+    draft's. `unseen`: tokens written in rounds of the lookup for each round of the draft, which
+    the draft has to read before it goes on. `accepted_by_position` [rule.longest]: of all rounds.
+    `tau`: mean tokens a round, with its bootstrap std over texts.
+    """
+
+    rule: ChainRule
+    rounds: float
+    found: tuple[float, ...]
+    drafted: tuple[float, ...]
+    unseen: float
+    accepted_by_position: tuple[float, ...]
+    tau: Estimate
+    resampled: Resampled = field(repr=False, compare=False)
+
+    @property
+    def found_share(self) -> float:
+        """Share of rounds that are the lookup's."""
+        return sum(self.found) / self.rounds
+
+
+def finds(
+    lookup: Drafter, texts: Sequence[LookupText], lengths: Sequence[int]
+) -> dict[int, list[Finds]]:
+    """What `lookup` would draft at every token of `texts`, at most so many tokens, by length."""
+    opener = lookup.starts()
+    found: dict[int, list[Finds]] = {length: [] for length in lengths}
+    for text in texts:
+        reader, answer = opener(text.prompt), text.answer
+        rows = {length: np.zeros((2, len(answer)), dtype=np.int64) for length in lengths}
+        for at, token in enumerate(answer):
+            for length, tokens in reader.propose(lengths).items():
+                accepted = 0
+                for drafted, written in zip(tokens, answer[at:], strict=False):
+                    if drafted != written:
+                        break
+                    accepted += 1
+                rows[length][:, at] = len(tokens), accepted
+            reader.write(token)
+        for length in lengths:
+            found[length].append(Finds(*rows[length]))
+    return found
+
+
+def replay_chain(
+    trace: Trace,
+    rule: ChainRule,
+    found: Sequence[Finds] = (),
+    *,
+    first: int = 1,
+    limit: int | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> ChainReplay:
+    """One walk over the texts of `trace`, whose lookup is `found` (of `rule.found` tokens; none
+    where the draft runs alone).
+
+    `first`: the token that the first round begins at: 1 where the prompt's pass writes the first
+    token, 0 where that pass verifies a round already (transformers). `limit`: as for `replay_tau`.
+    Raises ArchsearchError where no text holds a whole round, for a threshold on a trace without
+    confidences (of sampled text, or of an earlier version), and for a lookup of other texts.
+    """
+    if rule.least and not trace.confidences:
+        raise ArchsearchError(
+            "where a draft stops when unsure is replayed on greedy text whose trace holds its "
+            "confidence; measure the draft again, at temperature 0"
+        )
+    longest = rule.longest
+    totals = np.zeros((len(trace.accepted), 2))
+    accepted, by_find, by_draft = np.zeros(longest + 1), np.zeros(rule.found + 1), np.zeros(rule.gamma + 1)
+    unseen = 0.0
+    written = np.arange(1, longest + 2)
+    for index, chances in enumerate(trace.accepted):
+        sure = trace.confidences[index] if rule.least else None
+        rows, drafted = _draft_rows(chances, sure, rule)
+        by_lookup = np.zeros(len(rows), dtype=bool)
+        if rule.found:
+            if found[index].drafted.shape != chances.shape:
+                raise ArchsearchError("a chain's lookup and draft were replayed on different texts")
+            by_lookup = found[index].drafted > 0
+            of_find = np.arange(longest) < found[index].accepted[:, None]
+            rows = np.where(by_lookup[:, None], of_find, rows)
+            drafted = np.where(by_lookup, found[index].drafted, drafted)
+        room = None if limit is None else limit - first
+        starts, lengths = walked(rows[first:], longest, ended=trace.ends(index), limit=room)
+        outcomes = starts[:, None] * lengths
+        rounds = outcomes.sum(axis=1)
+        mine, sizes = by_lookup[first:][: len(starts)], drafted[first:][: len(starts)]
+        by_find += np.bincount(sizes[mine], rounds[mine], rule.found + 1)
+        by_draft += np.bincount(sizes[~mine], rounds[~mine], rule.gamma + 1)
+        unseen += float(outcomes[mine].sum(axis=0) @ written)
+        accepted += outcomes.sum(axis=0)
+        totals[index] = outcomes.sum(axis=0) @ written, rounds.sum()
+    rounds_in_all = float(accepted.sum())
+    if rounds_in_all <= 0:
+        raise ArchsearchError(
+            f"no text is long enough for a whole round of {longest} tokens; measure on more or longer text"
+        )
+    tau = resampled_ratio(totals, resamples=resamples, seed=seed, fallback_std=1.0)
+    return ChainReplay(
+        rule,
+        rounds_in_all,
+        tuple(by_find.tolist()),
+        tuple(by_draft.tolist()),
+        unseen / by_draft.sum() if by_draft.any() else 0.0,
+        tuple(float(accepted[k:].sum() / rounds_in_all) for k in range(1, longest + 1)),
+        tau.estimate(),
+        tau,
+    )
+
+
+def _draft_rows(
+    chances: np.ndarray, sure: np.ndarray | None, rule: ChainRule
+) -> tuple[np.ndarray, np.ndarray]:
+    """([tokens, rule.longest] the chance of each draft token of a round of the draft from there,
+    [tokens] how many it drafts)."""
+    gamma, tokens = rule.gamma, len(chances)
+    windows = np.lib.stride_tricks.sliding_window_view
+    rows = np.zeros((tokens, rule.longest))
+    rows[:, :gamma] = windows(np.concatenate([chances, np.zeros(gamma)]), gamma)[:tokens]
+    if sure is None:
+        return rows, np.full(tokens, gamma)
+    unsure = windows(np.concatenate([sure < rule.least, np.zeros(gamma, bool)]), gamma)[:tokens]
+    before = np.where(unsure.any(axis=1), unsure.argmax(axis=1) + rule.with_last, gamma)
+    drafted = np.minimum(before, gamma)
+    rows[np.arange(rule.longest) >= drafted[:, None]] = 0.0
+    return rows, drafted

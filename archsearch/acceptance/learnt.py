@@ -1,0 +1,140 @@
+"""What a drafter has learnt: the tokens that shaped its weights, and the alpha that goes with them.
+
+    e = A / N^a + B / D^b - (A / Nt^a + B / Dt^b)          excess loss over the target's, nats a token
+    D = pretraining + 1.9 distillation + 1e7 [layers from the target] + .037 parent's [pruned]
+    odds(alpha) = 1.4 (e + .25)^-.87                       `speedup.alpha_of_divergence`
+
+A, a, B, b: Epoch AI's refit (arXiv 2404.10102) of the scaling law of Hoffmann et al. (2203.15556);
+N, Nt: parameters in the bodies of draft and target, D, Dt their tokens. The excess loss, and .25 by
+which models that are equally good still differ (chosen: .1 to .3 are alike), stand in for the
+divergence of draft and target. What a distilled token and a parent are worth was fitted to published
+drafts and is loose, to factors of 4 to 5; what the target's layers are, to a factor of 10: so that the
+curve of this project's own drafts goes on after its first million tokens without a break.
+
+A drafter that reads the target's hidden states lacks no N of its own, and learns as much from a
+token as a blind draft from HEAD_WORTH: DSpark heads of an 8B (swiss-ai/apertus-speculative-decoding)
+reached alpha .68 after 6e7 tokens and .82 after 5.4e8, which is this curve's slope, at 76 and 89; an
+EAGLE-3 layer on foreign text (2604.26412) 11; sanity runs of DFlash on 5,000 samples 2.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from archsearch.architecture import catalogue
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError
+from archsearch.speedup import DIVERGENCE_ODDS, DIVERGENCE_POWER
+
+INITS: Final = ("random", "target_layers", "pruned", "pretrained")
+SIZE_LOSS, SIZE_POWER = 482.0, 0.348
+TOKEN_LOSS, TOKEN_POWER = 2085.4, 0.366
+EQUALS_DIFFER: Final = 0.25
+DISTILLED_WORTH: Final = 1.9
+LAYERS_WORTH: Final = 1e7
+PARENT_WORTH: Final = 0.037
+HEAD_WORTH: Final = 20.0
+# Tokens behind a model of which nobody says it; of heads that are published without saying it: 100k
+# to 1M dialogues.
+USUAL_PRETRAINING: Final = 1e12
+USUAL_TARGET_TOKENS: Final = 1e13
+PUBLISHED_HEAD_TOKENS: Final = 3e8
+# The table knows heads after 2.5e7 tokens and more; below, a slope beyond the law is not followed.
+FEWEST_HEAD_TOKENS: Final = 2.5e7
+# A pretrained draft that is tuned on what its target writes gains .16 to .58 logit a decade between
+# 1e4 and 2.4e6 tokens, more than so few add to billions (curves of arXiv 2310.07177); what more of
+# them bring nobody printed.
+TUNED_FROM: Final = 1e4
+TUNED_TO: Final = 2.5e6
+# A draft cut from its target adapts in its first million tokens: this project's own curves.
+EARLY_TOKENS: Final = 1e6
+MODELS_FILE: Final = Path(__file__).parent / "pretraining.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """How a draft came to be; tokens may be arrays. `parent_tokens`: of the model it was pruned from;
+    `on_policy`: whether its target wrote what it was distilled on."""
+
+    init: str
+    pretrain_tokens: Any = 0.0
+    distill_tokens: Any = 0.0
+    parent_tokens: float = 0.0
+    on_policy: bool = True
+
+    @property
+    def tokens(self) -> Any:
+        """All that shaped its weights, in tokens of plain text from scratch."""
+        cut = LAYERS_WORTH if self.init == "target_layers" else 0.0
+        own = self.pretrain_tokens + DISTILLED_WORTH * self.distill_tokens
+        return own + PARENT_WORTH * self.parent_tokens + cut
+
+    def terms(self, body: Any, target_body: float, target_tokens: float) -> dict[str, Any]:
+        """The regressors `learnt`, `early`, `late` and `tuned` of a draft that sees tokens only, with
+        `body` parameters in its layers."""
+        body = np.minimum(body, target_body)
+        lacking = SIZE_LOSS * (body**-SIZE_POWER - target_body**-SIZE_POWER)
+        found = {"learnt": _logit(lacking + _token_loss(self.tokens) - _token_loss(target_tokens))}
+        seen = self.distill_tokens
+        if self.init == "target_layers":
+            found["early"] = np.log10(np.clip(seen, 1e3, EARLY_TOKENS) / EARLY_TOKENS)
+            found["late"] = np.log10(np.maximum(seen, EARLY_TOKENS) / EARLY_TOKENS)
+        elif self.init == "pretrained" and self.on_policy:
+            found["tuned"] = np.log10(1.0 + np.minimum(seen, TUNED_TO) / TUNED_FROM)
+        return found
+
+
+def head_terms(tokens: Any, target_tokens: float) -> dict[str, Any]:
+    """The regressors `learnt`, `early` and `head_tokens` of a drafter that reads the target's hidden
+    states, after `tokens`. What it reads is worth no less than layers of the target."""
+    seen = np.maximum(tokens, 1e3)
+    excess = _token_loss(HEAD_WORTH * seen + LAYERS_WORTH) - _token_loss(target_tokens)
+    early = np.log10(np.minimum(seen, EARLY_TOKENS) / EARLY_TOKENS)
+    usual = np.log10(np.maximum(seen, FEWEST_HEAD_TOKENS) / PUBLISHED_HEAD_TOKENS)
+    return {"learnt": _logit(excess), "early": early, "head_tokens": usual}
+
+
+def _token_loss(tokens: Any) -> Any:
+    return TOKEN_LOSS * np.maximum(tokens, 1e3) ** -TOKEN_POWER
+
+
+def _logit(excess: Any) -> Any:
+    divergence = np.maximum(excess, 0.0) + EQUALS_DIFFER
+    return math.log(DIVERGENCE_ODDS) - DIVERGENCE_POWER * np.log(divergence)
+
+
+@cache
+def _models() -> dict[str, tuple[float, float]]:
+    """(tokens, parent's tokens) by catalogue name."""
+    lines = MODELS_FILE.read_text(encoding="utf-8").splitlines()
+    try:
+        return {
+            row["name"]: (float(row["tokens"]), float(row["parent_tokens"] or 0.0))
+            for row in csv.DictReader(line for line in lines if not line.startswith("#"))
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArchsearchError(f"{MODELS_FILE}: a row is broken: {error}") from error
+
+
+@lru_cache(maxsize=512)
+def known_learning(shape: Architecture) -> Learning | None:
+    """How a model of the catalogue with this shape came to be; None where its tokens are not known."""
+    models = _models()
+    for entry in catalogue.alike(shape):
+        if entry.name in models:
+            tokens, parent = models[entry.name]
+            return Learning("pruned" if parent else "pretrained", tokens, parent_tokens=parent)
+    return None
+
+
+def tokens_behind(target: Architecture | None) -> float:
+    """Tokens that a target was trained on; USUAL_TARGET_TOKENS where nobody says."""
+    known = known_learning(target) if target is not None else None
+    return USUAL_TARGET_TOKENS if known is None else float(known.pretrain_tokens)

@@ -1,0 +1,76 @@
+"""What a shell offers for the values of options and for RUN: names that archsearch knows, and files where a folder does as well.
+
+Names are looked up when the shell asks, so that nothing heavy is imported before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+Names = Callable[[], Iterable[str]]
+
+
+def targets() -> Iterable[str]:
+    """Of the catalogue."""
+    from archsearch.architecture.catalogue import stems
+
+    return stems()
+
+
+def devices() -> Iterable[str]:
+    """cpu, aliases and keys."""
+    from archsearch.hardware.device import devices as known
+
+    return ["cpu", *(name for device in known().values() for name in (*device.aliases, device.key))]
+
+
+def engines() -> Iterable[str]:
+    """Every engine with facts."""
+    from archsearch.engine_facts import ENGINES
+
+    return ENGINES
+
+
+def spaces() -> Iterable[str]:
+    """Shipped, and in search_spaces/."""
+    from archsearch.search.space import list_spaces
+
+    return list_spaces()
+
+
+def families() -> Iterable[str]:
+    """Kinds of drafters."""
+    from archsearch.drafters.registry import FAMILIES
+
+    return FAMILIES
+
+
+def drafts() -> Iterable[str]:
+    """Families, and what the catalogue has."""
+    return [*families(), *targets()]
+
+
+def _runs() -> Iterable[str]:
+    """Folders with a run.yaml in runs/, newest first; none is read."""
+    found = sorted(Path("runs").glob("*/run.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [str(file.parent) for file in found]
+
+
+def items(names: Iterable[str], paths: bool, incomplete: str) -> list[CompletionItem]:
+    """The names that begin so, and, where a path does as well, the files."""
+    found = [CompletionItem(name) for name in dict.fromkeys(names) if name.lower().startswith(incomplete.lower())]
+    return [*found, CompletionItem(incomplete, type="file")] if paths else found
+
+
+class RunPath(click.Path):
+    """The type of RUN: a folder; a shell offers the runs in runs/."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return items(_runs(), True, incomplete)

@@ -1,0 +1,1 @@
+"""What runs in llama.cpp's own interpreter."""

@@ -1,0 +1,166 @@
+"""What came out of a plan, as it stands in the files of a run. Import stays light: reports read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from archsearch.estimate import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token at which target alone and target + draft disagree on a prompt, and what the
+    target thinks of both.
+
+    `logit_gap`: logit(alone) - logit(with draft) in a single pass over the common prefix. About the
+    rounding error of the dtype: a tie that a 1-token and a (gamma + 1)-token pass break
+    differently. Large: something is wrong.
+    """
+
+    prompt_id: str
+    position: int
+    alone_token: int | None = None
+    draft_token: int | None = None
+    alone_logit: float | None = None
+    draft_logit: float | None = None
+    logit_gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How many answers are the same token by token, and where the others part. None of it applies
+    to sampling. `alpha`: of the runs that were compared, where a check of its own made them."""
+
+    prompts: int
+    identical: int
+    differences: tuple[Difference, ...] = ()
+    alpha: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryResult:
+    """The same figures for the prompts of one category."""
+
+    prompts: int
+    alpha: float
+    tau: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """What it costs to report the best of several gammas that ran on the same prompts.
+
+    `optimism`: by how much the best one's median speed-up is too high because it was picked for it;
+    `share`: of the bootstrap's draws in which it was the best again.
+    """
+
+    gammas: tuple[int, ...]
+    optimism: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """What one drafter at one gamma did, prompt by prompt, beside the target alone. Figures that
+    have a default are not in every file of an older version.
+
+    `alpha`: accepted / (accepted + rejected), std by bootstrap over prompts.
+    `accepted_by_position`: share of rounds in which position i was accepted (unconditional). `tau`:
+    tokens per round, bonus included, whole rounds only.
+    `speedup`: median over prompts of (time per token alone / with the drafter), both after the
+    first tokens arrived, std by bootstrap; `speedup_pooled`: all tokens over all seconds, the same
+    window; `speedup_end_to_end`: pooled with prefill. `speedup_interval` covers both ways of
+    counting: the same draws of prompts give a median and a pooled speed-up each, and it reaches
+    from the lower 5 % quantile of the two to the higher 95 %. `best_of`: only for the best of
+    several gammas; its interval's lower end bears the optimism of the choice.
+    `tokens_per_s`, `baseline_tokens_per_s`: pooled over the decode window; `decode_s`: median
+    seconds a token alone; `round_s`: median seconds a round. `draft_s`, `verify_s`, `rest_s`:
+    median seconds of all passes of the draft in a whole round, of the target's pass, and of what is
+    neither; None where the engine does not report them. `tokens_per_step`: tokens a pass of the
+    target after a request's first, whether it verified drafts or not, and `drafting_share`: whole
+    rounds among those passes; both matter for drafters that do not always propose.
+    """
+
+    engine: str
+    engine_version: str
+    gamma: int
+    prompts: int
+    tokens: int | None = None
+    rounds: int | None = None
+    alpha: Estimate
+    accepted_by_position: tuple[float, ...]
+    tau: Estimate
+    baseline_tokens_per_s: float
+    tokens_per_s: float
+    speedup: Estimate
+    speedup_interval: tuple[float, float] | None = None
+    speedup_pooled: float | None = None
+    speedup_end_to_end: float | None = None
+    decode_s: float | None = None
+    round_s: float | None = None
+    identical_output: Identity
+    categories: dict[str, CategoryResult] = field(default_factory=dict)
+    per_prompt_speedup: tuple[float, ...] = ()
+    draft_s: float | None = None
+    verify_s: float | None = None
+    rest_s: float | None = None
+    best_of: BestOf | None = None
+    tokens_per_step: float | None = None
+    drafting_share: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """5-95 % of the speed-up; of a normal distribution where the file lacks it."""
+        spread = 1.645 * self.speedup.std
+        low, high = self.speedup.value - spread, self.speedup.value + spread
+        return self.speedup_interval or (low, high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadResult:
+    """One variant at one concurrency.
+
+    `speedup`: median over repeats of (tokens/s of this variant / of the target alone in the same
+    repeat), std and 5-95 % `speedup_interval` by bootstrap over repeats; None for the target alone.
+    `tokens_per_s`: median over repeats, all requests together. `tau`: tokens per round and request,
+    over the rounds that were timed; `accepted_by_position`: unconditional, whole rounds. `step_s`,
+    `target_s`, `draft_s`, `rest_s`: median seconds of a step, of the target's pass, of all passes
+    of the draft, and of what is neither; None where the engine does not report them. `batch_steps`:
+    steps timed. `repeats_s`: seconds per token of each repeat.
+    """
+
+    variant: str
+    concurrency: int
+    gamma: int
+    engine_version: str = ""
+    repeats: int = 0
+    batch_steps: int = 0
+    tokens_per_s: float
+    tau: float
+    alpha: float | None = None
+    accepted_by_position: tuple[float, ...] = ()
+    speedup: Estimate | None = None
+    speedup_interval: tuple[float, float] | None = None
+    step_s: float = 0.0
+    target_s: float | None = None
+    draft_s: float | None = None
+    rest_s: float | None = None
+    repeats_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleVerdict:
+    """The schedule at one concurrency against the best of always off (1.0) and every fixed gamma.
+
+    `holds`: it is not shown to be worse, which is less than being as good: it may lose up to
+    `margin`, two std of the difference, unseen (None in files of before that field).
+    """
+
+    concurrency: int
+    gamma: int
+    speedup: Estimate
+    best_other: str
+    best_other_speedup: Estimate
+    margin: float | None
+    holds: bool

@@ -1,0 +1,251 @@
+"""A model as GGUF, the file llama.cpp loads. Written only where it can be done exactly; otherwise one line names llama.cpp's
+own converter.
+
+Tensors keep their values; LLaMA's Q and K rows change order, because llama.cpp rotates neighbouring pairs where transformers
+rotates halves. The tokenizer comes from the target's own GGUF where there is one (byte for byte the same fields), else from
+tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import read_architecture
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import read_json
+
+if TYPE_CHECKING:
+    import gguf
+    from torch import Tensor
+
+CONVERTER: Final = "use llama.cpp's own converter: python convert_hf_to_gguf.py"
+FLOAT16_MAX: Final = 65504.0
+GGUF_KINDS: Final = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1",
+}  # fmt: skip
+"""Precisions of matrices that `write_gguf` writes, by the name that archsearch gives them."""
+BLOCK: Final = 32  # numbers that share a scale in Q8_0, Q4_0 and Q4_1 (ggml)
+_FAMILIES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> GGUF architecture
+_LLAMA3_SPLIT: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS: Final = {_LLAMA3_SPLIT: "llama-bpe", _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"): "qwen2"}
+
+
+def write_gguf(
+    draft_folder: Path,
+    path: Path,
+    *,
+    dtype: str = "float16",
+    tokenizer_gguf: Path | None = None,
+    tokenizer_folder: Path | None = None,
+    tokens_needed: bool = True,
+) -> None:
+    """Write the model of `draft_folder` to `path`.
+
+    `dtype`, one of GGUF_KINDS: float32 keeps every weight as it is; the others round matrices (norms stay
+    float32; embedding and head at least Q8_0; rows that do not divide into blocks of 32 are float16). The
+    tokenizer is copied out of `tokenizer_gguf`, or read from `tokenizer_folder` (default: the draft's own
+    folder); with `tokens_needed` False a folder without one gets made-up texts, for whoever speaks in ids.
+    Raises MissingDataError without weights or tokenizer, ArchsearchError where the shape or the tokenizer cannot be said exactly.
+    """
+    import gguf
+    import torch
+    from safetensors import safe_open
+
+    arch = read_architecture(draft_folder)
+    config = read_json(draft_folder / "config.json", "model config")
+    weights = draft_folder / "model.safetensors"
+    if not weights.is_file():
+        raise MissingDataError(f"no model.safetensors in {draft_folder}; llama.cpp needs weights: train the draft first")
+    family = _family(arch, config, draft_folder)
+    writer = gguf.GGUFWriter(path, family)
+    try:
+        _add_shape(writer, arch, config)
+        if tokenizer_gguf is not None:
+            _copy_tokenizer(writer, tokenizer_gguf, arch.vocab_size)
+        elif tokens_needed or (draft_folder / "tokenizer.json").is_file():
+            _add_tokenizer(writer, tokenizer_folder or draft_folder, arch.vocab_size)
+        else:
+            _add_made_up_tokens(writer, arch.vocab_size)
+        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+        names = gguf.get_tensor_name_map(architecture, arch.num_hidden_layers)
+        kinds = {name: gguf.GGMLQuantizationType[kind] for name, kind in GGUF_KINDS.items()}
+        with safe_open(weights, framework="pt") as file:
+            for name in sorted(file.keys()):
+                if name == "lm_head.weight" and arch.tie_word_embeddings and not arch.trimmed:
+                    continue
+                tensor = file.get_tensor(name).to(torch.float32)
+                if family == "llama":
+                    tensor = _permuted(name, tensor, arch)
+                mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                if mapped is None:
+                    raise ArchsearchError(f"GGUF has no name for tensor {name} of {draft_folder}; {CONVERTER}")
+                kind = kinds[_precision(mapped, tensor, dtype)]
+                data = gguf.quants.quantize(tensor.contiguous().numpy(), kind)
+                writer.add_tensor(mapped, data, raw_dtype=kind)
+        mostly = "ALL_F32" if dtype == "float32" else f"MOSTLY_{GGUF_KINDS[dtype]}"
+        writer.add_file_type(gguf.LlamaFileType[mostly])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+
+
+def _precision(name: str, tensor: Tensor, dtype: str) -> str:
+    """In which of GGUF_KINDS a tensor is written."""
+    if tensor.ndim == 1 or dtype == "float32":
+        return "float32"
+    if dtype in ("q8_0", "q4_0", "q4_1"):
+        if tensor.shape[-1] % BLOCK == 0:
+            # As llama.cpp's own quantisation: what chooses the token keeps eight bits.
+            return "q8_0" if name.startswith(("token_embd", "output")) else dtype
+        dtype = "float16"
+    return "bfloat16" if dtype == "float16" and tensor.abs().max() > FLOAT16_MAX else dtype
+
+
+def _family(arch: Architecture, config: Mapping[str, Any], folder: Path) -> str:
+    """The GGUF architecture name. Raises ArchsearchError where this writer cannot say the shape."""
+    kind = str(config.get("model_type"))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope_type = str(rope.get("rope_type", rope.get("type", "default")))
+    reasons = {
+        f"model_type {kind}": kind not in _FAMILIES,
+        f"window pattern {arch.window_pattern}": arch.sliding_window is not None,
+        f"rope type {rope_type}": rope_type != "default",
+        "attention biases": kind in ("llama", "mistral") and (arch.attention_bias or arch.attention_output_bias),
+        "MLP biases": arch.mlp_bias,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise ArchsearchError(f"archsearch writes no GGUF for {', '.join(found)}; {CONVERTER} {folder}")
+    return _FAMILIES[kind]
+
+
+def _add_shape(writer: gguf.GGUFWriter, arch: Architecture, config: Mapping[str, Any]) -> None:
+    writer.add_type("model")
+    writer.add_name(arch.label())
+    writer.add_vocab_size(arch.vocab_size)
+    writer.add_block_count(arch.num_hidden_layers)
+    writer.add_context_length(arch.max_position_embeddings)
+    writer.add_embedding_length(arch.hidden_size)
+    writer.add_feed_forward_length(arch.intermediate_size)
+    writer.add_head_count(arch.num_attention_heads)
+    writer.add_head_count_kv(arch.num_key_value_heads)
+    writer.add_key_length(arch.head_dim)
+    writer.add_value_length(arch.head_dim)
+    writer.add_rope_dimension_count(arch.head_dim)
+    writer.add_rope_freq_base(arch.rope_theta)
+    writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", 1e-6)))
+
+
+def _permuted(name: str, tensor: Tensor, arch: Architecture) -> Tensor:
+    """Rows of Q and K [heads * head_dim, hidden] from halves (transformers) to neighbouring pairs (llama.cpp)."""
+    heads = {"q_proj.weight": arch.num_attention_heads, "k_proj.weight": arch.num_key_value_heads}.get(
+        ".".join(name.split(".")[-2:])
+    )
+    if heads is None:
+        return tensor
+    return tensor.reshape(heads, 2, arch.head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
+
+
+# ------------------------------------------------------------------------------------------------------------- tokenizers
+
+
+def _copy_tokenizer(writer: gguf.GGUFWriter, source: Path, vocab_size: int) -> None:
+    """Every `tokenizer.*` field of the target's GGUF, unchanged."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    tokens = reader.fields.get("tokenizer.ggml.tokens")
+    if tokens is None or len(tokens.data) != vocab_size:
+        count = "no tokens" if tokens is None else f"{len(tokens.data)} tokens"
+        raise ArchsearchError(f"the target's GGUF {source} holds {count}, the draft needs {vocab_size}; {CONVERTER}")
+    for key, entry in reader.fields.items():
+        if key.startswith("tokenizer."):
+            inner = entry.types[-1] if entry.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, entry.contents(), entry.types[0], sub_type=inner)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> None:
+    """Tokens, merges and special ids of a byte-level BPE tokenizer.json whose way of splitting text llama.cpp knows."""
+    import gguf
+    from transformers import AutoTokenizer
+
+    from archsearch.models.runtime import quiet_transformers
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise MissingDataError(f"no tokenizer.json in {folder}; llama.cpp needs one: give a target that has it, or {CONVERTER}")
+    data = read_json(path, "tokenizer")
+    pre = pre_tokenizer_name(data)
+    if pre is None:
+        raise ArchsearchError(f"{path} is no byte-level BPE that archsearch knows llama.cpp's name for; {CONVERTER} {folder}")
+    added = {int(token["id"]): token for token in data.get("added_tokens", [])}
+    texts = {int(number): text for text, number in data["model"]["vocab"].items()}
+    texts |= {number: token["content"] for number, token in added.items()}
+    if texts and max(texts) >= vocab_size:
+        raise ArchsearchError(f"{path} has token ids up to {max(texts)}, the draft only {vocab_size}; use the target's tokenizer")
+    types = []
+    for number in range(vocab_size):
+        if number not in texts:
+            types.append(gguf.TokenType.UNUSED)
+        elif number in added:
+            types.append(gguf.TokenType.CONTROL if added[number].get("special") else gguf.TokenType.USER_DEFINED)
+        else:
+            types.append(gguf.TokenType.NORMAL)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(vocab_size)])
+    writer.add_token_types([int(kind) for kind in types])
+    merges = data["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    with quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name in ("bos", "eos", "unk", "pad"):
+        number = getattr(tokenizer, f"{name}_token_id")
+        if number is not None:
+            getattr(writer, f"add_{name}_token_id")(number)
+    whole = tokenizer("a").input_ids
+    writer.add_add_bos_token(bool(whole) and whole[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(bool(whole) and whole[-1] == tokenizer.eos_token_id)
+    if isinstance(tokenizer.chat_template, str):
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _add_made_up_tokens(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """Texts for ids that nobody reads: llama.cpp serves no model without a tokenizer."""
+    import gguf
+
+    writer.add_tokenizer_model("rwkv")  # the one kind for which llama.cpp assumes no end token of its own
+    writer.add_token_list([f"t{number}" for number in range(vocab_size)])
+    writer.add_token_types([int(gguf.TokenType.NORMAL)] * vocab_size)
+
+
+def pre_tokenizer_name(tokenizer: Mapping[str, Any]) -> str | None:
+    """llama.cpp's name for how a tokenizer.json splits text (`tokenizer.ggml.pre`), None where it is none of those known here."""
+    model = tokenizer.get("model") or {}
+    if model.get("type") != "BPE" or model.get("byte_fallback") or model.get("dropout"):
+        return None
+    before = tokenizer.get("pre_tokenizer") or {}
+    steps = before.get("pretokenizers", []) if before.get("type") == "Sequence" else [before]
+    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
+        return None
+    own_regex = steps[-1].get("use_regex", True)
+    name = None
+    if len(steps) == 1 and own_regex:
+        name = "gpt-2"
+    elif len(steps) == 2 and steps[0].get("type") == "Digits" and steps[0].get("individual_digits") and own_regex:
+        name = "smollm"
+    elif len(steps) == 2 and steps[0].get("type") == "Split" and not own_regex:
+        pattern = steps[0].get("pattern", {}).get("Regex")
+        if steps[0].get("behavior") == "Isolated" and not steps[0].get("invert"):
+            name = _SPLITS.get(pattern)
+    normalizer = tokenizer.get("normalizer")
+    if normalizer is not None and not (name == "qwen2" and normalizer == {"type": "NFC"}):
+        return None
+    return name if bool(model.get("ignore_merges")) == (name == "llama-bpe") else None

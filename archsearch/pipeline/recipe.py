@@ -1,0 +1,124 @@
+"""`archsearch recipe`: the answer of a run as a folder that a library for training on GPUs takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from archsearch.acceptance.estimator import GivenAcceptance
+from archsearch.engine_rounds import newest_version
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.models.files import has_weights
+from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.needs import Needs, TrainingBudget
+from archsearch.pipeline.candidates import serving_ranks
+from archsearch.pipeline.session import SearchSession
+from archsearch.recipes import Recipe, Stage, choose_library, share_gpus, write_recipe
+from archsearch.recipes.plan import STAGES
+from archsearch.runs.run import open_run
+from archsearch.search.objective import Score, Scorer
+
+ONLINE = ("speculators", "specforge")
+"""Whose trainer asks the target for its states while it runs: what they take on disk would be terabytes."""
+
+
+@dataclass(frozen=True)
+class RecipeRequest:
+    """What `archsearch recipe` was asked. `library` None: the first that trains the family; `gpus`: of one machine; `prompts`
+    None: the run's."""
+
+    run: Path
+    output: Path
+    rank: int = 1
+    library: str | None = None
+    gpus: int = 8
+    prompts: Path | None = None
+
+
+def make_recipe(request: RecipeRequest) -> dict[str, Any]:
+    """Write the folder that trains a rank of a run; what recipe.json holds, with `output`, `hours` and `weights`.
+
+    Raises ArchsearchError for a rank that needs no training or exists already, a library that does not train its family or
+    shape, too few GPUs; MissingDataError for a target of which neither a hub id nor a folder is known.
+    """
+    run = open_run(request.run)
+    score = run.score(request.rank)
+    needs = _training(score, request.run, run.scores())
+    library = choose_library(request.library, score.family)
+    ref = resolve_target(run.arguments["target"])
+    name = _target_name(ref, library.name)
+    session = SearchSession.reopen(request.run)
+    budget = session.scorer.context.budget
+    if budget is None:
+        raise ArchsearchError(f"{request.run} was searched without a training budget; search again (--training-budget 24h)")
+    facts = session.request.asked
+    asked = session.run.arguments.get("prompts")
+    prompts = request.prompts.absolute() if request.prompts else asked or "prompts.jsonl"
+    recipe = Recipe(
+        library, score.proposer, session.scorer.target, name, score.gamma, needs, budget.epochs,
+        _stages(session, score, needs, budget),
+        share_gpus(request.gpus, serving_ranks(run), needs, online=library.name in ONLINE),
+        (facts.engine_version if facts.engine == "vllm" else None) or newest_version("vllm"),
+        str(request.run), request.rank, session.source.device.key, str(prompts), facts.temperature,
+        hub_start=needs.init if "/" in needs.init else "",
+        dtype=session.source.dtype,
+    )  # fmt: skip
+    weights = recipe.initialised and _at_hand(ref) and not (score.architecture.trimmed and score.family != "independent")
+    made = write_recipe(recipe, request.output, weights=weights)
+    return {**recipe.to_dict(), "output": str(made), "hours": recipe.hours, "weights": weights}
+
+
+def _training(score: Score, run: Path, every: list[Score]) -> Needs:
+    """What the training of a rank takes. Raises ArchsearchError where there is none to do."""
+    needs, name = score.needs, f"rank {score.rank} of {run} ({score.family})"
+    trains = [each for each in every if each.needs is not None and each.needs.kind == "training"]
+    other = f"; rank {trains[0].rank} is to be trained: --rank {trains[0].rank}" if trains else ""
+    if needs is None:
+        raise ArchsearchError(f"{name}: the run says nothing of its training; search again")
+    if needs.kind == "exists":
+        raise ArchsearchError(f"{name} exists already: {needs.hub_id}{other}")
+    if needs.kind == "nothing":
+        raise ArchsearchError(f"{name} needs no training{other}")
+    return needs
+
+
+def _target_name(ref: TargetRef, library: str) -> str:
+    """What the scripts load. Raises MissingDataError where nobody has the target's weights."""
+    if ref.folder is not None:
+        if not has_weights(ref.folder):
+            raise MissingDataError(f"no weights in {ref.folder}, and the training reads them; put model.safetensors there")
+        return str(ref.folder)
+    if ref.hub_id is None:
+        if library == "archsearch" and ref.weights:
+            return ref.name
+        raise MissingDataError(
+            f"target {ref.name!r} has no weights that {library} can load (neither a hub id nor a folder); search with a folder"
+        )
+    return ref.hub_id
+
+
+def _at_hand(ref: TargetRef) -> bool:
+    """Whether the target's weights lie on this machine."""
+    return ref.folder is not None and has_weights(ref.folder)
+
+
+def _stages(session: SearchSession, score: Score, needs: Needs, budget: TrainingBudget) -> tuple[Stage, ...]:
+    """The training in parts: what each took and what alpha it should have. The last one's alpha is the score's."""
+    assert needs.tokens is not None
+    scorer = session.scorer_of(score)
+    given = isinstance(scorer.acceptance, GivenAcceptance)
+    found = []
+    for share in STAGES:
+        tokens = share * needs.tokens
+        hours = budget.cost(score.proposer.training_parameters, tokens).gpu_hours
+        alpha = score.alpha if share == 1.0 else None
+        if alpha is None and not needs.init and not given:
+            alpha = _alpha_at(scorer, score, tokens)
+        found.append(Stage(tokens, hours, alpha))
+    return tuple(found)
+
+
+def _alpha_at(scorer: Scorer, score: Score, tokens: float) -> Any:
+    context = replace(scorer.context, trained_tokens=tokens)
+    return scorer.with_acceptance(scorer.acceptance, context).believed(score.proposer).acceptance.alpha

@@ -1,0 +1,20 @@
+"""Folders from which the libraries that train drafters on GPUs make the drafter of an answer."""
+
+from __future__ import annotations
+
+from archsearch.recipes.folder import write_recipe
+from archsearch.recipes.initial import initial_weights
+from archsearch.recipes.libraries import LIBRARIES, Library, choose_library
+from archsearch.recipes.plan import Gpus, Recipe, Stage, share_gpus
+
+__all__ = [
+    "Gpus",
+    "LIBRARIES",
+    "Library",
+    "Recipe",
+    "Stage",
+    "choose_library",
+    "initial_weights",
+    "share_gpus",
+    "write_recipe",
+]

@@ -1,0 +1,217 @@
+"""The recipe's folder: templates filled in, configs written, everything built beside its place and renamed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import archsearch
+from archsearch.drafters.heads import PEagle
+from archsearch.export.drafters import mask_token
+from archsearch.export.engines import Setup, serving
+from archsearch.export.folder import MARKER, building, check_output
+from archsearch.files import write_json, write_text
+from archsearch.recipes import forms
+from archsearch.recipes.initial import DRAFTER, RECIPE_FILE, initial_weights
+from archsearch.recipes.libraries import GPT3_SOURCE, SPECFORGE_COMMIT, learning_rate
+from archsearch.recipes.plan import CHECKPOINTS, Recipe
+
+HELD_OUT_EVERY: Final = 50
+"""One prompt in so many is kept apart."""
+TRAINED: Final = "trained"
+
+
+def write_recipe(recipe: Recipe, output: Path, *, weights: bool = False) -> Path:
+    """Write everything that the training takes to `output`; returns it. `weights`: make the first weights now, for which the
+    target's must be there.
+
+    Raises ArchsearchError for a shape that the library does not train, and where `output` holds anything but an earlier recipe.
+    """
+    forms.check_shape(recipe)
+    output = output.expanduser().absolute()
+    check_output(output / DRAFTER, output)
+    with building(output) as folder:
+        texts = _texts(recipe, weights=weights)
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_text(folder / name, text)
+            if name.endswith(".sh"):
+                (folder / name).chmod(0o755)
+        write_json(folder / RECIPE_FILE, _record(recipe))
+        if weights:
+            initial_weights(folder)
+        commands = {name: ["bash", name] for name in texts if name.endswith(".sh")}
+        write_json(folder / MARKER, {"archsearch": archsearch.__version__, "commands": commands})
+    return output
+
+
+def _record(recipe: Recipe) -> dict[str, Any]:
+    """recipe.json."""
+    more: dict[str, Any] = {"archsearch": archsearch.__version__, "layers_read": list(forms.layers_read(recipe))}
+    if isinstance(recipe.drafter, PEagle):
+        more["mask_token_id"] = mask_token(recipe.target)
+    return {**recipe.to_dict(), **more}
+
+
+def _texts(recipe: Recipe, *, weights: bool) -> dict[str, str]:
+    """Every text of the folder by its name."""
+    library, shape = recipe.library, recipe.drafter.architecture
+    own = library.name == "archsearch"
+    made = {**library.files, "README.md": "README.md"}
+    if not own:
+        common = ("answers.py", "answers.sh", "environments.sh", "serve.sh", *(["initialise.py"] * recipe.initialised))
+        made |= {name: name for name in common}
+    texts = {} if own else _configs(recipe)
+    values = _values(recipe, weights=weights) | {"trimmed": shape.trimmed}
+    return texts | {name: _filled(template, values) for name, template in made.items()}
+
+
+def _configs(recipe: Recipe) -> dict[str, str]:
+    """The files that programs read: the drafter's config, the training's settings, requirements."""
+    from yaml import safe_dump
+
+    library = recipe.library
+    found = {f"{DRAFTER}/config.json": json.dumps(forms.drafter_form(recipe), indent=2) + "\n"}
+    if library.name == "trl":
+        rate = learning_rate(recipe.drafter.parameters())
+        found["train.json"] = json.dumps(forms.trl_training(recipe, rate), indent=2) + "\n"
+        found["accelerate.yaml"] = safe_dump(forms.accelerate_form(recipe), sort_keys=False)
+    else:
+        made = forms.speculators_training if library.name == "speculators" else forms.specforge_training
+        found["train.yaml"] = safe_dump(made(recipe), sort_keys=False)
+    return found | {file: f"{requirement}\n" for _, file, requirement in _environments(recipe)}
+
+
+def _environments(recipe: Recipe) -> list[tuple[str, str, str]]:
+    """(name, file, requirement) of each environment."""
+    needed = [("vllm", f"vllm=={recipe.vllm}"), (recipe.library.name, recipe.library.requirement)]
+    if recipe.initialised:
+        needed.append(("archsearch", f"archsearch[torch]=={archsearch.__version__}"))
+    return [(name, f"requirements-{name}.txt", requirement) for name, requirement in needed]
+
+
+def _filled(template: str, values: dict[str, Any]) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters["quote"] = shlex.quote
+    # jinja2's own tojson writes &, < and > as escapes for HTML.
+    environment.filters["tojson"] = json.dumps
+    text = (files("archsearch.recipes") / "templates" / f"{template}.j2").read_text(encoding="utf-8")
+    return environment.from_string(text).render(values)
+
+
+def _values(recipe: Recipe, *, weights: bool) -> dict[str, Any]:
+    """What the templates name."""
+    library, gpus = recipe.library, recipe.gpus
+    settings = dict(library.families[recipe.family])
+    if library.name == "trl":
+        settings["learning_rate"] = learning_rate(recipe.drafter.parameters())
+    environments = _environments(recipe)
+    count = len({*gpus.teacher, *gpus.trainer})
+    return {
+        "version": archsearch.__version__, "library": library, "title": recipe.drafter.title, "label": recipe.drafter.label(),
+        "target": recipe.target_name, "family": recipe.family, "gamma": recipe.gamma, "run": recipe.run, "rank": recipe.rank,
+        "device": recipe.device, "vllm": recipe.vllm, "prompts": recipe.prompts, "temperature": recipe.temperature,
+        "text_tokens": recipe.text_tokens, "longest": recipe.longest, "every": HELD_OUT_EVERY, "gpus": gpus,
+        "gpu_count": count, "gpus_words": _gpu_words(recipe), "needs": recipe.needs, "stages": recipe.stages,
+        "initialised": recipe.initialised, "weights": weights, "hub_start": recipe.hub_start,
+        "start": recipe.hub_start or DRAFTER, "settings": settings, "notes": _notes(recipe), "watch": _watch(recipe),
+        "back": _back(recipe), "environments": [(name, file) for name, file, _ in environments],
+        "requirements": [requirement for _, _, requirement in environments], "specforge_commit": SPECFORGE_COMMIT,
+        "extraction": forms.extraction(recipe), "prepared": forms.PREPARED, "data": forms.DATA, "port": forms.PORT,
+        "checkpoints": forms.CHECKPOINT_FOLDER, "checkpoint_count": CHECKPOINTS, "mapping": forms.MAPPING,
+        "batch": settings.get("batch_size", 1), "arguments": _own_arguments(recipe), **_served(recipe),
+    }  # fmt: skip
+
+
+def _gpu_words(recipe: Recipe) -> str:
+    gpus = recipe.gpus
+    if recipe.library.name == "archsearch":
+        return "one; archsearch's trainer takes the first"
+    copies = len(gpus.writers)
+    words = f"{copies} {'copies' if copies > 1 else 'copy'} of the target write{'s' * (copies == 1)} the text"
+    if gpus.shared:
+        return f"{words}, on {gpus.ranks} each; the training has all {len(gpus.trainer)}"
+    return (
+        f"{words}, on {gpus.ranks} each; while the drafter learns the target has {len(gpus.teacher)}, the trainer "
+        f"{len(gpus.trainer)} (by their shares of the hours)"
+    )
+
+
+def _notes(recipe: Recipe) -> list[str]:
+    """What a reader should know of the settings."""
+    notes = [f"prompt and answer together have at most {recipe.longest:,} tokens (assumed)"]
+    trimmed = recipe.drafter.architecture.trimmed
+    if recipe.library.name == "trl":
+        notes.append(f"{GPT3_SOURCE}; the batch is smaller than theirs")
+        if trimmed:
+            notes.append("TRL trains the whole head: the rank was scored with fewer rows, engines compute all of them")
+    if recipe.library.name == "speculators":
+        notes.append("speculators keeps embedding and head as the target has them and trains what lies between")
+        if recipe.family == "eagle3":
+            notes.append(f"`ttt_steps`: {recipe.gamma}, the gamma that is served; the hours are priced for 7")
+    return notes
+
+
+def _watch(recipe: Recipe) -> str:
+    """Where the running training says how far it is."""
+    return {
+        "trl": "`train.py` prints it beside these at each tenth of the training (checkpoints/alpha.jsonl).",
+        "speculators": "speculators logs the share of right tokens at each step of the block (`full_acc_0` is alpha) and writes "
+        "a checkpoint each tenth.",
+        "specforge": "SpecForge logs the accuracy at each step of the block (the first is alpha) and writes a checkpoint each "
+        "tenth.",
+        "archsearch": "`archsearch report` shows the learning curve.",
+    }[recipe.library.name]
+
+
+def _back(recipe: Recipe) -> str:
+    """How the result becomes part of the run."""
+    run, rank = shlex.quote(recipe.run), recipe.rank
+    if recipe.library.name == "archsearch":
+        confirm = f"--rank {rank}" if recipe.family == "independent" else f"--family {recipe.family}"
+        return f"The answer is updated by the training; then `archsearch confirm {run} {confirm}`."
+    lines = []
+    if recipe.family == "independent":
+        lines = [
+            f"archsearch acceptance --target {shlex.quote(recipe.target_name)} --draft {TRAINED} \\",
+            "  --prompts data/heldout-prompts.jsonl      # alpha and tau on prompts that were held out",
+        ]
+    lines += [
+        "bash serve.sh                               # the target with the drafter, port 8000",
+        "bash serve.sh alone                         # without, port 8001",
+        "archsearch bench-serve --help               # both under your load",
+    ]
+    return "```bash\n" + "\n".join(lines) + "\n```"
+
+
+def _served(recipe: Recipe) -> dict[str, str]:
+    """The command lines of serve.sh."""
+    if recipe.family not in ("independent", "eagle3", "peagle", "medusa", "dflash"):
+        return {"alone": "", "together": ""}
+    setup = Setup(
+        Path(TRAINED), recipe.target_name, recipe.gamma, recipe.dtype,
+        tensor_parallel=recipe.gpus.ranks, family=recipe.family, layers=forms.layers_read(recipe),
+    )  # fmt: skip
+    words = serving("vllm", setup).command
+    cut = words.index("--speculative-config")
+    return {
+        "together": shlex.join([*words, "--port", "8000"]),
+        "alone": shlex.join([*words[:cut], "--port", "8001"]),
+    }
+
+
+def _own_arguments(recipe: Recipe) -> str:
+    """Options of `archsearch train`."""
+    if recipe.family == "independent":
+        return f"--rank {recipe.rank}"
+    shape = recipe.drafter.architecture
+    words = ["--family", recipe.family, "--gamma", str(recipe.gamma), "--head-rows", str(shape.head_rows)]
+    if recipe.family != "medusa":
+        layers = ",".join(map(str, forms.layers_read(recipe)))
+        words += ["--layers", str(shape.num_hidden_layers), "--aux-layers", layers]
+    return shlex.join(words)

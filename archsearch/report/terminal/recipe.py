@@ -1,0 +1,41 @@
+"""What `archsearch recipe` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from archsearch.estimate import Estimate
+from archsearch.report.terminal.layout import table
+
+
+def recipe_text(made: Mapping[str, Any]) -> str:
+    """The recipe's stages, and how it is run."""
+    version = f" {made['version']}" if made["version"] else ""
+    rows = [
+        (
+            f"{stage['tokens']:,.0f}",
+            f"{stage['gpu_hours']:.1f}",
+            _alpha(stage["alpha"]),
+        )
+        for stage in made["stages"]
+    ]
+    first = "train.sh" if made["library"] == "archsearch" else "environments.sh"
+    return "\n".join(
+        (
+            f"Recipe for rank {made['rank']} of {made['run']} with {made['library']}{version}: {made['output']}",
+            f"{made['family']}: {made['drafter']}, gamma {made['gamma']}; target {made['target']}.",
+            f"About {made['hours']:.1f} hours on these GPUs.",
+            "",
+            table(rows, ("tokens", "GPU-hours", "alpha")),
+            "",
+            f"Next: read {made['output']}/README.md, then bash {made['output']}/{first}",
+        )
+    )
+
+
+def _alpha(data: Mapping[str, Any] | None) -> str:
+    if data is None:
+        return "not known"
+    alpha = Estimate.from_dict(dict(data))
+    return f"{alpha.value:.2f} ± {alpha.std:.2f}"

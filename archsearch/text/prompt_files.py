@@ -1,0 +1,233 @@
+"""The rows of a prompt file, whatever form people have it in, and of a data set on the hub."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.files import parse_json
+
+SUFFIXES: Final = (".jsonl", ".json", ".parquet", ".csv")
+FORMS: Final = "JSON lines, a JSON array, CSV or Parquet"
+_DATASET: Final = re.compile(r"[\w.-]+/[\w.-]+")
+SHOWN: Final = 3  # faults with their words
+NUMBERED: Final = 20  # further ones by their number
+
+
+class Faulty(ValueError):
+    """A row that is no prompt; the message says why."""
+
+
+class Faults:
+    """What is wrong with the rows of a file, said at once: who mends one row should not meet the
+    next only then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.found = path, list[tuple[str, int, str]]()
+
+    def add(self, place: str, number: int, fault: Faulty) -> None:
+        """A row that is none: what a row is called, which one it is, and why."""
+        self.found.append((place, number, str(fault)))
+
+    def check(self, rows: int) -> None:
+        """Raise ArchsearchError, one line, where there are any among `rows`."""
+        if not self.found:
+            return
+        words = [f"{place} {number}: {why}" for place, number, why in self.found[:SHOWN]]
+        if len(self.found) == 1:
+            raise ArchsearchError(f"prompt file {self.path}, {words[0]}")
+        others = [str(number) for _, number, _ in self.found[SHOWN:]]
+        if others:
+            more = ", ..." if len(others) > NUMBERED else ""
+            words.append(f"{self.found[0][0]}s {', '.join(others[:NUMBERED])}{more}")
+        raise ArchsearchError(
+            f"prompt file {self.path}: {len(self.found)} of {rows} prompts are faulty: {'; '.join(words)}"
+        )
+
+
+def rows_of(path: Path) -> Iterator[tuple[str, int, Any]]:
+    """What a row is called ("line", "entry", "row"), its number from 1, and the row: an object, or a
+    Faulty where it is none. Parquet by its suffix, CSV too; else a JSON array or JSON lines.
+
+    Raises MissingDataError without the file, ArchsearchError for one that cannot be read at all.
+    """
+    if path.exists() and not path.is_file():  # a FIFO would be waited for, for ever
+        raise ArchsearchError(f"prompt file {path} is no file")
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # a byte order mark is no text
+    except FileNotFoundError:
+        raise MissingDataError(f"prompt file not found: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchsearchError(
+            f"cannot read the prompt file {path}: {error}; it must be UTF-8: {FORMS}"
+        ) from error
+    if path.suffix == ".csv":
+        yield from _csv(path, text)
+    elif (entries := _array(text)) is not None:
+        for number, row in enumerate(entries, start=1):
+            yield "entry", number, _object(row)
+    else:
+        yield from _lines(text)
+
+
+def _object(row: Any) -> Any:
+    if isinstance(row, dict):
+        return row
+    kind = type(row).__name__
+    return Faulty(f'a {kind}, not an object; write each as {{"prompt": "..."}}')
+
+
+def _array(text: str) -> list[Any] | None:
+    """The entries of a file that is one JSON array with objects in it, as ShareGPT's is; None of
+    another."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        data = parse_json(text)
+    except ValueError:  # lines may be lists by mistake: those are named one by one
+        return None
+    return data if any(isinstance(row, dict) for row in data) else None
+
+
+def _lines(text: str) -> Iterator[tuple[str, int, Any]]:
+    # Of lines only "\n" is one: U+2028 and its like are text inside a JSON string.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = _object(parse_json(line))
+        except ValueError as error:
+            row = Faulty(
+                f'not JSON ({error}); each line must be one object such as {{"prompt": "..."}}'
+            )
+        yield "line", number, row
+
+
+def _csv(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                wanted = len(reader.fieldnames or ())
+                yield "line", reader.line_num, Faulty(f"not {wanted} columns, as the first line")
+            else:
+                yield "line", reader.line_num, {key: row[key] for key in row if row[key]}
+    except csv.Error as error:
+        raise ArchsearchError(
+            f"prompt file {path}, line {reader.line_num}: not CSV ({error})"
+        ) from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, int, Any]]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise MissingDataError(
+            f"reading {path} needs pyarrow: pip install pyarrow; or write JSON lines"
+        ) from None
+    number = 0
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield "row", number, row
+    except FileNotFoundError:
+        raise MissingDataError(f"prompt file not found: {path}") from None
+    except (OSError, ArrowException) as error:
+        said = " ".join(str(error).split())[:200]
+        raise ArchsearchError(f"cannot read the prompt file {path}: {said}") from error
+
+
+def text_of(turn: Any, key: str) -> str:
+    """The text of a turn: of OpenAI's content parts the texts joined, of an answer that only calls
+    tools the calls as JSON, one a line. Raises Faulty."""
+    value = turn.get(key) if isinstance(turn, dict) else None
+    if isinstance(value, list) and value:
+        return "\n".join(_part(part) for part in value)
+    calls = turn.get("tool_calls") if isinstance(turn, dict) and key == "content" else None
+    if isinstance(calls, list) and calls and not value:
+        # As most templates write them: the name and the arguments.
+        called = [call.get("function", call) if isinstance(call, dict) else call for call in calls]
+        return "\n".join(json.dumps(call, ensure_ascii=False, default=str) for call in called)
+    if not isinstance(value, str):
+        raise Faulty(f"a turn without the text field {key!r}: {str(turn)[:60]}")
+    return value
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise Faulty(f"a turn with a part that is no text ({kind!r}); a draft reads text alone")
+    return text
+
+
+def dataset_name(path: Path) -> bool:
+    """Whether `path` is no file but may be the name of a data set on the hub: owner/name."""
+    return (
+        not path.exists()
+        and not path.parent.exists()
+        and path.suffix not in SUFFIXES
+        and _DATASET.fullmatch(str(path)) is not None
+    )
+
+
+def dataset_file(name: str) -> Path:
+    """The file of prompts of a data set on the hub, from the local cache or fetched: the first by
+    name, of those of a split called train where there are any.
+
+    Raises ArchsearchError where it cannot be had or holds no such file.
+    """
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, repo_type="dataset", local_files_only=True))
+        cached = _chosen([str(path.relative_to(folder)) for path in folder.rglob("*")])
+        if cached:
+            return folder / cached
+    except (LocalEntryNotFoundError, HFValidationError):
+        pass
+    try:
+        files = HfApi().list_repo_files(name, repo_type="dataset")
+        chosen = _chosen(files)
+        if chosen:
+            return Path(hf_hub_download(name, chosen, repo_type="dataset"))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise _unreachable(name, error) from error
+    except Exception as error:  # httpx's errors are no OSError
+        if not type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):
+            raise
+        raise _unreachable(name, error) from error
+    raise ArchsearchError(
+        f"data set {name!r} on the Hugging Face hub has no file of {', '.join(SUFFIXES)}; "
+        "give a prompt file"
+    )
+
+
+def _chosen(files: list[str]) -> str:
+    """The file of prompts among those of a repository, "" without one."""
+    found = sorted(file for file in files if Path(file).suffix in SUFFIXES)
+    found = [file for file in found if Path(file).name not in ("dataset_infos.json", "state.json")]
+    return next((file for file in found if "train" in file), found[0] if found else "")
+
+
+def _unreachable(name: str, error: Exception) -> ArchsearchError:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ArchsearchError(
+        f"no prompt file {name}, and no data set of that name can be had from the Hugging Face hub "
+        f"({said}); check name and network, or give a file"
+    )

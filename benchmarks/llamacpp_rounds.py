@@ -1,0 +1,90 @@
+"""Rounds of llama.cpp predicted from its profile beside rounds measured, for drafts that the profile has not seen.
+
+Synthetic acceptance; a second server runs the target alone just before and after each answer, so that times can be divided by how
+slow the machine is at that moment. Of a profile made by `archsearch profile --gpu cpu --target T --engine llama.cpp`:
+
+    python benchmarks/llamacpp_rounds.py PROFILE OUTPUT.jsonl [DTYPE..]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
+from archsearch.engines.measure.plain_steps import PlainSteps
+from archsearch.engines.registry import make_engine
+from archsearch.latency.model import LatencyModel
+from archsearch.models.targets import resolve_target
+from archsearch.pipeline.engine_choice import engine_target
+from archsearch.pipeline.stand_ins import random_draft
+from archsearch.profiles import Profile
+from archsearch.workload import Workload
+
+TARGET, RATE, PROMPT, ROUNDS = "smollm2-135m", 0.7, 100, 16
+SHAPES = ((1, 576, 1536, 9), (3, 384, 1024, 6), (5, 192, 512, 3))  # layers, hidden size, FFN, heads
+GAMMAS = (1, 2, 3, 4, 5)
+
+
+def main() -> None:
+    """Measure every case and print the errors."""
+    profile, output = Profile.load(Path(sys.argv[1])), Path(sys.argv[2])
+    ref, threads = resolve_target(TARGET), profile.device.get("threads")
+    errors: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as temporary, output.open("a", encoding="utf-8") as rows:
+        for dtype in sys.argv[3:] or ("float16", "q8_0"):
+            latency = LatencyModel(profile, dtype, engine="llama.cpp")
+            settings = EngineSettings(dtype=dtype, max_len=256, threads=threads)
+            probe = PlainSteps(
+                lambda settings=settings: make_engine("llama.cpp", settings),
+                engine_target(ref), ref.architecture.vocab_size, reference_s=profile.probe_reference_s[f"llama.cpp {dtype}"],
+            )  # fmt: skip
+            engine = make_engine("llama.cpp", settings)
+            for layers, hidden, ffn, heads in SHAPES:
+                draft = ref.architecture.replace(
+                    num_hidden_layers=layers, hidden_size=hidden, intermediate_size=ffn,
+                    num_attention_heads=heads, num_key_value_heads=heads,
+                )  # fmt: skip
+                folder = random_draft(draft, dtype, Path(temporary))
+                for gamma in GAMMAS:
+                    rates = tuple(RATE ** (place + 1) for place in range(gamma))
+                    engine.start(engine_target(ref), folder, gamma, synthetic=rates)
+                    times: list[float] = []
+                    wall: list[float] = []
+                    contexts: list[float] = []
+                    for repeat in range(2):
+                        ids = tuple((17 * place + repeat) % 900 + 10 for place in range(PROMPT))
+                        before = probe.now()
+                        tokens = 1 + round(ROUNDS * sum((1.0, *rates))) + gamma
+                        engine.generate([EnginePrompt("p", ids)], Sampling(tokens, ignore_end=True))
+                        slow = 0.5 * (before + probe.now())
+                        steps = [step for step in engine.steps() if not step.prefill and step.gamma == gamma]
+                        wall += [step.seconds for step in steps]
+                        times += [step.seconds / slow for step in steps]
+                        contexts += [step.context for step in steps]
+                    work = Workload(1, round(statistics.mean(contexts)), dtype=dtype)
+                    found = latency.round(ref.architecture, draft, work, gamma).round_s
+                    measured = statistics.median(times)
+                    error = found.value / measured - 1.0
+                    errors.setdefault(dtype, []).append(error)
+                    row = {
+                        "dtype": dtype, "draft": draft.label(), "gamma": gamma, "context": work.context_len, "rounds": len(times),
+                        "measured_s": measured, "wall_s": statistics.median(wall), "predicted_s": found.value,
+                        "predicted_std_s": found.std, "error": error,
+                    }  # fmt: skip
+                    rows.write(json.dumps(row) + "\n")
+                    rows.flush()
+                    what = f"{dtype} {draft.label()} gamma {gamma}"
+                    print(f"{what}: {1e3 * measured:.1f} ms, predicted {1e3 * found.value:.1f}, {error:+.1%}", flush=True)
+            engine.stop()
+            probe.stop()
+    for dtype, found_errors in errors.items():
+        sizes = sorted(map(abs, found_errors))
+        print(f"{dtype}: {len(sizes)} cases, median {statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Hold predictions against published runs that nothing here was made for.
+
+    python benchmarks/strangers.py                                                # the table
+    python benchmarks/strangers.py --json --output benchmarks/results/2026-11-23-strangers
+
+Each row is one published number of an engine of one version on one GPU: a plain step, the target's
+pass over gamma + 1 tokens, a whole round, the speed-up at the published acceptance (where tau is
+published, alpha is the one that gives it), or `gain`: the speed-up when nothing is given, as a user
+asks before a drafter was measured. `used` names what of archsearch rests on the row (then it is no test of it); rows
+without were fitted to by nothing. `trend` rows count for the order only: their levels are not
+comparable (another acceptance rule).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from archsearch.acceptance.estimator import GivenAcceptance
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.models.named_drafters import resolve_drafter
+from archsearch.models.targets import resolve_target
+from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
+from archsearch.pipeline.latency import choose_latency
+from archsearch.pipeline.serving import with_engine
+from archsearch.search.objective import Scorer
+from archsearch.speedup import alpha_from_tau, tau
+from archsearch.workload import WorkloadRequest
+
+Metric = Literal["step", "verify", "round", "speedup", "gain"]
+A100: Final = "github adfusco/spec-dec-roofline, CUDA events of every step"
+COLAB: Final = "github Resh19S/sgt-qat-draft (Colab; version not verified by its author)"
+FP8: Final = "Llama-3.1-8B-FP8 + EAGLE-3 on H200, median steps (strangers' round, 2.2k context)"
+SPECFORGE: Final = "github sgl-project/SpecForge issues/339"
+PULL_V2: Final = "github sgl-project/sglang pull/20547 (prefill inside)"
+AMD: Final = "AMD and LMSYS, DeepSeek-V3 MTP on MI300X (accepts nearly every token)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One set-up. `tau`: published tokens a round; `host`: as `--host`."""
+
+    source: str
+    target: str
+    draft: str
+    gpu: str
+    engine: str
+    version: str
+    gamma: int
+    batch: int
+    context: int
+    tau: float | None = None
+    ranks: int = 1
+    dtype: str = "bfloat16"
+    host: str | None = None
+    domain: str = "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A published number (ms, or a ratio) of a case. `used`: what rests on it."""
+
+    case: Case
+    metric: Metric
+    published: float
+    used: str = ""
+    trend: bool = False
+    group: str = "decode"
+
+
+def _a100(batch: int) -> Case:
+    return Case(
+        source=A100, target="llama-3.1-8b", draft="eagle3", gpu="a100-40gb", engine="vllm",
+        version="0.23.0", gamma=3, batch=batch, context=1095, tau=tau(0.667, 3),
+    )  # fmt: skip
+
+
+def _fp8(batch: int, gamma: int = 5) -> Case:
+    return Case(
+        source=FP8, target="llama-3.1-8b", draft="eagle3", gpu="h200", engine="vllm",
+        version="0.23.0", gamma=gamma, batch=batch, context=2200, dtype="float8_e4m3fn",
+    )  # fmt: skip
+
+
+def _qwen(gpu: str, batch: int, version: str, dtype: str = "bfloat16") -> Case:
+    return Case(
+        source="target alone (course, blogs)", target="qwen3-8b", draft="eagle3", gpu=gpu,
+        engine="vllm", version=version, gamma=3, batch=batch, context=400, dtype=dtype,
+    )  # fmt: skip
+
+
+def _specforge(batch: int) -> Case:
+    return Case(
+        source=SPECFORGE, target="qwen3-30b-a3b", draft="eagle3", gpu="h100", engine="sglang",
+        version="0.5.5", gamma=3, batch=batch, context=500, tau=1.86, ranks=2,
+    )  # fmt: skip
+
+
+COLAB_CASE: Final = Case(
+    source=COLAB, target="qwen3-8b", draft="qwen3-1.7b", gpu="a100-40gb", engine="vllm",
+    version="0.25.1", gamma=3, batch=1, context=400, tau=2.44,
+)  # fmt: skip
+GPT_OSS: Final = Case(
+    source="llm-d and others: gpt-oss-120b alone on B200", target="gpt-oss-120b", draft="eagle3",
+    gpu="b200", engine="vllm", version="0.24.0", gamma=3, batch=1, context=500,
+)  # fmt: skip
+DEEPSEEK: Final = Case(
+    source=AMD, target="deepseek-v3", draft="mtp", gpu="mi300x", engine="sglang", version="0.5.5",
+    gamma=2, batch=1, context=1000, tau=2.9, ranks=8, dtype="float8_e4m3fn",
+)  # fmt: skip
+LLAMA_SGLANG: Final = Case(
+    source="sglang docs and pull 4716 (plain steps beside trees)", target="llama-3.1-8b",
+    draft="eagle3", gpu="h100", engine="sglang", version="0.4.5", gamma=3, batch=1, context=400,
+)  # fmt: skip
+
+ANGELSLIM: Final = "github Tencent/AngelSlim README_en.md (one H20, vLLM 0.11.2, 1,024 tokens out)"
+# Target: tokens/s alone on MT-bench; (speed-up, tau) of its EAGLE-3 head on GSM8K, HumanEval, MT-bench.
+ANGELSLIM_RUNS: Final = {
+    "qwen3-1.7b": (390.53, ((616.9 / 376.42, 2.13), (680.1 / 378.38, 2.20), (621.44 / 390.53, 2.17))),
+    "qwen3-4b": (234.04, ((389.35 / 229.05, 2.07), (377.84 / 234.66, 2.08), (384.6 / 234.04, 2.07))),
+    "qwen3-8b": (153.81, ((257.32 / 149.63, 2.00), (244.89 / 153.85, 1.97), (258.2 / 153.81, 1.97))),
+    "qwen3-14b": (94.46, ((153.72 / 92.97, 1.87), (144.68 / 92.94, 1.76), (142.45 / 94.46, 1.74))),
+    "qwen3-32b": (43.3, ((80.43 / 43.39, 2.01), (71.57 / 43.19, 1.86), (74.1 / 43.3, 1.86))),
+    "qwen3-30b-a3b": (325.42, ((453.97 / 311.84, 2.10), (428.81 / 325.77, 2.02), (437.06 / 325.42, 2.01))),
+}  # fmt: skip
+
+
+def _angelslim() -> Iterator[Row]:
+    for target, (alone, runs) in ANGELSLIM_RUNS.items():
+        case = Case(
+            source=ANGELSLIM, target=target, draft="eagle3", gpu="h20", engine="vllm",
+            version="0.11.2", gamma=2, batch=1, context=600,
+        )  # fmt: skip
+        yield Row(case, "step", 1e3 / alone)
+        for domain, (gain, tokens) in zip(("math", "code", "chat"), runs, strict=True):
+            asked = replace(case, domain=domain, tau=tokens)
+            yield Row(asked, "speedup", gain)
+            yield Row(asked, "gain", gain, group="nothing given")
+
+
+def _eagle_on_h100(draft: str, gamma: int) -> Case:
+    return Case(
+        source="github vllm-project/vllm pull/16937 (MT-bench, prompts inside)", target="llama-3.1-8b",
+        draft=draft, gpu="h100", engine="vllm", version="0.8.5", gamma=gamma, batch=1, context=400,
+    )  # fmt: skip
+
+
+EAGLE_A100: Final = Case(
+    source="github vllm-project/vllm pull/24343 (MT-bench)", target="llama-3.1-8b", draft="eagle1",
+    gpu="a100-40gb", engine="vllm", version="0.10.2", gamma=1, batch=1, context=400, tau=1.63,
+)  # fmt: skip
+HEADS: Final = "published.csv holds other runs of the same heads"
+KERNEL: Final = "the FlashAttention 2 model was checked on it"
+GRAPH: Final = "ungraphed_layer of engine_rounds.yaml"
+ROWS: Final = (
+    Row(_a100(2), "step", 13.05), Row(_a100(3), "step", 13.2), Row(_a100(7), "step", 13.65),
+    Row(_a100(32), "step", 17.5), Row(_a100(128), "step", 30.0),
+    Row(_a100(32), "verify", 24.4, KERNEL), Row(_a100(128), "verify", 84.4, KERNEL),
+    Row(_a100(32), "speedup", 1.56, KERNEL), Row(_a100(128), "speedup", 0.80, KERNEL),
+    Row(_qwen("a100-40gb", 1, "0.20.0"), "step", 13.05),
+    Row(_qwen("a100", 1, "0.20.0"), "step", 11.4),
+    Row(_qwen("h100", 8, "0.20.0"), "step", 6.99), Row(_qwen("h100", 8, "0.24.0"), "step", 6.85),
+    Row(_qwen("h100", 8, "0.24.0", "float8_e4m3fn"), "step", 4.62),
+    Row(_qwen("h100", 8, "0.20.0", "float8_e4m3fn"), "step", 4.86),
+    Row(_fp8(83), "step", 10.75),
+    Row(_fp8(83), "round", 18.3), Row(_fp8(85), "round", 18.4),
+    Row(_fp8(86), "round", 30.6, GRAPH), Row(_fp8(118), "round", 27.3, GRAPH),
+    Row(COLAB_CASE, "round", 74.0, "MACHINE_STD", group="drafts without graphs"),
+    Row(COLAB_CASE, "speedup", 0.43, "MACHINE_STD", group="drafts without graphs"),
+    Row(replace(COLAB_CASE, host="slow"), "round", 74.0, "HOSTS", group="drafts without graphs"),
+    Row(_specforge(1), "step", 4.5, group="SGLang"), Row(_specforge(4), "step", 7.1, group="SGLang"),
+    Row(_specforge(1), "round", 11.6, "sglang-sync", group="SGLang"),
+    Row(_specforge(4), "round", 16.6, "sglang-sync", group="SGLang"),
+    Row(_specforge(1), "speedup", 0.72, "sglang-sync", group="SGLang"),
+    Row(_specforge(4), "speedup", 0.79, "sglang-sync", group="SGLang"),
+    Row(LLAMA_SGLANG, "step", 1e3 / 158, group="SGLang"),
+    Row(
+        replace(LLAMA_SGLANG, target="llama-3.3-70b", ranks=8), "step", 1e3 / 88.6, group="SGLang"
+    ),
+    Row(GPT_OSS, "step", 2.71), Row(replace(GPT_OSS, batch=8), "step", 4.49),
+    Row(DEEPSEEK, "step", 17.0, group="roofline"),
+    *_angelslim(),
+    *(
+        Row(_eagle_on_h100(draft, gamma), "gain", gain, HEADS, group="nothing given")
+        for draft, gamma, gain in (
+            ("eagle1", 2, 1.51), ("eagle1", 4, 1.48), ("eagle1", 7, 1.27), ("eagle3", 2, 1.65),
+        )
+    ),
+    Row(replace(EAGLE_A100, tau=None), "gain", 1.3211 / 1.0179, HEADS, group="nothing given"),
+    Row(_a100(32), "gain", 1.56, HEADS, group="nothing given"),
+    Row(_a100(128), "gain", 0.80, HEADS, group="nothing given"),
+    Row(_specforge(1), "gain", 0.72, group="nothing given"),
+    Row(_specforge(4), "gain", 0.79, group="nothing given"),
+    Row(COLAB_CASE, "gain", 0.43, HEADS, group="nothing given"),
+    *(
+        Row(replace(DEEPSEEK, batch=batch), "speedup", gain, trend=True, group="roofline")
+        for batch, gain in ((1, 2.11), (2, 2.04), (4, 1.84), (8, 1.70), (16, 1.53), (32, 1.44), (64, 1.25))
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A row beside what is predicted for it."""
+
+    row: Row
+    predicted: float
+    std: float
+    low: float
+    high: float
+    refused: str = ""
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.row.published - 1.0
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.row.published <= self.high
+
+
+def predicted(row: Row) -> Answer:
+    """The prediction of a row, as `archsearch estimate` makes it."""
+    case = row.case
+    if row.metric == "gain":
+        return _answer(row, asked_by_a_user(case), 1.0)
+    ref = resolve_target(case.target)
+    drafter = resolve_drafter(case.draft, ref).drafter
+    asked = WorkloadRequest(
+        gpu=case.gpu, batch_size=case.batch, context_len=case.context, tensor_parallel=case.ranks,
+        dtype=case.dtype, engine=case.engine, engine_version=case.version, host=case.host,
+    )  # fmt: skip
+    source, work = choose_latency(with_engine(asked, drafter.rounds), ref.architecture, drafter.rounds)
+    latency, target = source.latency, ref.architecture
+    if row.metric == "step":
+        return _answer(row, latency.decode_s(target, work), 1e3)
+    if row.metric == "verify":
+        return _answer(row, latency.verify_s(target, work, case.gamma), 1e3)
+    if row.metric == "round":
+        return _answer(row, latency.round(target, drafter, work, case.gamma).round_s, 1e3)
+    assert case.tau is not None
+    scorer = Scorer(target, work, latency, GivenAcceptance(0.5), gammas=[case.gamma], domain="mixed")
+    known = Estimate(case.tau, 0.0, "published").between((case.tau, case.tau))
+    alpha = Estimate(alpha_from_tau(case.tau, case.gamma), 0.0, "published")
+    return _answer(row, scorer.measured(drafter, alpha, {case.gamma: known}).speedup, 1.0)
+
+
+def asked_by_a_user(case: Case) -> Estimate:
+    """The speed-up that `archsearch estimate` says when no acceptance is given."""
+    work = WorkloadRequest(
+        gpu=case.gpu, batch_size=case.batch, context_len=case.context, tensor_parallel=case.ranks,
+        dtype=case.dtype, engine=case.engine, engine_version=case.version, host=case.host,
+    )  # fmt: skip
+    request = EstimateRequest(case.target, (case.draft,), work, gamma=case.gamma, domain=case.domain)
+    (found,) = estimate_drafts(request)["drafts"]
+    return Estimate.from_dict(found["speedup"])
+
+
+def _answer(row: Row, said: Estimate, scale: float) -> Answer:
+    spread = 1.645 * said.std
+    low = said.low if said.low is not None else said.value - spread
+    high = said.high if said.high is not None else said.value + spread
+    return Answer(row, *(scale * value for value in (said.value, said.std, low, high)))
+
+
+def answers(rows: Iterable[Row] = ROWS) -> Iterator[Answer]:
+    """The rows that are answered; one that is refused says why."""
+    for row in rows:
+        try:
+            yield predicted(row)
+        except ArchsearchError as error:
+            yield Answer(row, float("nan"), 0.0, 0.0, 0.0, str(error))
+
+
+def figures(found: list[Answer]) -> str:
+    """Median error, bias, share within 20 % and inside the band, by group and by what was used."""
+    lines = [f"{'':44} {'n':>3} {'median':>7} {'bias':>7} {'in 20 %':>8} {'in band':>8}"]
+    kept = [each for each in found if not each.refused and not each.row.trend]
+    groups: list[tuple[str, list[Answer]]] = [
+        (group, [each for each in kept if each.row.group == group]) for group in dict.fromkeys(each.row.group for each in kept)
+    ]
+    groups += [(f"{group}, nothing rests on it", [each for each in members if not each.row.used]) for group, members in groups]
+    for metric in ("step", "verify", "round", "speedup", "gain"):
+        groups.append((f"all: {metric}", [each for each in kept if each.row.metric == metric]))
+    for name, members in [*groups, ("all", kept)]:
+        if members:
+            errors = [each.error for each in members]
+            size = [abs(error) for error in errors]
+            inside = sum(each.inside for each in members) / len(members)
+            within = sum(error <= 0.2 for error in size) / len(size)
+            lines.append(
+                f"{name:44} {len(members):3} {statistics.median(size):7.1%} "
+                f"{statistics.median(errors):+7.1%} {within:8.0%} {inside:8.0%}"
+            )
+    return "\n".join(lines)
+
+
+def text(found: list[Answer]) -> str:
+    lines = []
+    for source in dict.fromkeys(each.row.case.source for each in found):
+        lines.append(source)
+        for each in (other for other in found if other.row.case.source == source):
+            case = each.row.case
+            name = (
+                f"  {case.target} {case.gpu} {case.engine} {case.version} b{case.batch} "
+                f"{each.row.metric}{' (host ' + case.host + ')' if case.host else ''}"
+            )
+            if each.refused:
+                lines.append(f"{name:62} refused: {each.refused[:80]}")
+                continue
+            band = f"[{each.low:.2f}, {each.high:.2f}]"
+            said = f"{each.row.published:7.2f} {each.predicted:7.2f} {band:>16} {each.error:+7.1%}"
+            lines.append(f"{name:62} {said}  {each.row.used}{' trend' if each.row.trend else ''}")
+    return "\n".join([*lines, "", figures(found)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path, help="folder for strangers.json and strangers.txt")
+    parser.add_argument("--only", default="", help="rows whose source or target holds this text")
+    asked = parser.parse_args()
+    rows = [row for row in ROWS if asked.only.lower() in f"{row.case.source} {row.case.target}".lower()]
+    found = list(answers(rows))
+    data: list[dict[str, Any]] = [asdict(each) | {"error": each.error} for each in found]
+    words = text(found)
+    print(json.dumps(data) if asked.json else words)
+    if asked.output:
+        asked.output.mkdir(parents=True, exist_ok=True)
+        (asked.output / "strangers.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        (asked.output / "strangers.txt").write_text(words + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""`archsearch recipe`: what is written, that every file can be read by what reads it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from archsearch.errors import ArchsearchError
+from archsearch.files import write_json
+from archsearch.needs import Needs
+from archsearch.recipes import LIBRARIES, choose_library, share_gpus
+from archsearch.recipes.plan import STAGES
+from archsearch.runs.run import open_run
+from tests.cli.commands import call, last_json, refused, single_threaded
+
+GPU = ("search", "--target", "llama-3.1-8b", "--gpu", "h100", "--trials", "12", "--no-confirm", "--run", "runs/gpu")
+FAMILIES = {"speculators": "eagle3 dflash peagle", "specforge": "eagle3 dflash", "archsearch": "eagle3"}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run for an H100."""
+    folder, before = tmp_path_factory.mktemp("gpu"), Path.cwd()
+    os.chdir(folder)
+    try:
+        call(*GPU)
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def gpu_run(searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return Path("runs/gpu")
+
+
+def rank_of(run: Path, family: str, kind: str = "training") -> int:
+    """The best rank of a family that is to be trained (or exists)."""
+    found = (s for s in open_run(run).scores() if s.family == family and s.needs and s.needs.kind == kind)
+    rank = next(found).rank
+    assert rank is not None
+    return rank
+
+
+def parsed(folder: Path) -> dict[str, Any]:
+    """Every text of a recipe, read by what reads it; the objects of its JSON and YAML files by name."""
+    found: dict[str, Any] = {}
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".json":
+            found[name] = json.loads(path.read_text())
+        elif path.suffix == ".yaml":
+            found[name] = yaml.safe_load(path.read_text())
+        elif path.suffix == ".sh":
+            checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
+            assert checked.returncode == 0, checked.stderr
+            assert os.access(path, os.X_OK)
+        elif path.suffix == ".py":
+            compile(path.read_text(), name, "exec")
+        else:
+            assert path.suffix in (".md", ".txt", ".safetensors"), f"{name} is read by no test"
+        if path.suffix in (".md", ".sh", ".py", ".txt"):
+            assert not any(left in path.read_text() for left in ("{{", "{%")), name
+    return found
+
+
+@pytest.mark.parametrize(
+    ("library", "family"), [(name, family) for name, all_of in FAMILIES.items() for family in all_of.split()]
+)
+def test_every_file_can_be_read(gpu_run: Path, library: str, family: str) -> None:
+    rank = rank_of(gpu_run, family)
+    made = last_json(call("recipe", str(gpu_run), "--rank", str(rank), "--with", library, "--json"))
+    files = parsed(Path("recipe"))
+    score = open_run(gpu_run).score(rank)
+    assert score.needs is not None and score.needs.tokens is not None
+    record = files["recipe.json"]
+    assert record["family"] == family and record["tokens"] == score.needs.tokens
+    last = record["stages"][-1]
+    assert last["alpha"]["value"] == score.alpha.value and last["gpu_hours"] == pytest.approx(score.needs.gpu_hours)
+    alphas = [stage["alpha"]["value"] for stage in record["stages"]]
+    assert alphas == sorted(alphas) and alphas[0] < alphas[-1] - 0.03
+    assert [stage["tokens"] / score.needs.tokens for stage in record["stages"]] == pytest.approx(STAGES)
+    assert made["hours"] == pytest.approx(score.needs.gpu_hours / 8) and not made["weights"]
+    if library == "archsearch":
+        assert f"archsearch train {gpu_run} --family eagle3" in Path("recipe/train.sh").read_text()
+        return
+    gpus = record["gpus"]
+    assert sorted(gpus["teacher"] + gpus["trainer"]) == list(range(8))
+    needed = {each.read_text().strip() for each in Path("recipe").glob("requirements-*.txt")}
+    assert LIBRARIES[library].requirement in needed and "vllm==" in str(needed)
+
+
+def test_the_alpha_of_the_last_stage_is_what_the_law_says(gpu_run: Path) -> None:
+    from archsearch.pipeline.recipe import _alpha_at
+    from archsearch.pipeline.session import SearchSession
+
+    session = SearchSession.reopen(gpu_run)
+    for family in ("eagle3", "dflash", "independent"):
+        score = session.run.score(rank_of(gpu_run, family))
+        if score.needs is None or score.needs.tokens is None or score.needs.init:
+            continue
+        again = _alpha_at(session.scorer_of(score), score, score.needs.tokens)
+        assert again.value == pytest.approx(score.alpha.value, abs=2e-3), family
+
+
+def test_speculators_gets_its_own_form(gpu_run: Path) -> None:
+    rank = rank_of(gpu_run, "eagle3")
+    call("recipe", str(gpu_run), "--rank", str(rank))
+    files = parsed(Path("recipe"))
+    config, train = files["drafter/config.json"], files["train.yaml"]["train"]
+    shape = open_run(gpu_run).score(rank).architecture
+    assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == shape.head_rows
+    assert config["transformer_layer_config"]["intermediate_size"] == shape.intermediate_size
+    assert train["draft"]["from_pretrained"] == "drafter" and train["trainer"]["checkpoint_freq"] == 0.1
+    script = Path("recipe/train.sh").read_text()
+    assert '"eagle_aux_hidden_state_layer_ids": [2, 16, 29, 32]' in script, "the drafter's layers and the last"
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 16, 29]
+    assert "meta-llama/Llama-3.1-8B-Instruct" in Path("recipe/answers.py").read_text()
+
+
+def test_specforge_gets_disjoint_gpus(gpu_run: Path) -> None:
+    call("recipe", str(gpu_run), "--rank", str(rank_of(gpu_run, "eagle3")), "--with", "specforge")
+    train = parsed(Path("recipe"))["train.yaml"]
+    stack = train["deployment"]["disaggregated"]["managed_local"]
+    serving = [device for server in stack["capture_servers"] for device in server["cuda_visible_devices"]]
+    assert not set(serving) & set(stack["trainer_cuda_visible_devices"])
+    assert train["deployment"]["trainer"]["nproc_per_node"] == len(stack["trainer_cuda_visible_devices"])
+    assert train["model"]["vocab_mapping_path"] == "drafter/vocab_mapping.pt"
+
+
+def test_an_earlier_recipe_is_replaced_and_nothing_else(gpu_run: Path) -> None:
+    command = ("recipe", str(gpu_run), "--rank", str(rank_of(gpu_run, "eagle3")))
+    call(*command)
+    call(*command, "--gpus", "4")
+    assert json.loads(Path("recipe/recipe.json").read_text())["gpus"]["trainer"][-1] == 3
+    Path("recipe/data").mkdir()
+    assert "data" in refused(*command)
+
+
+def test_what_is_refused(gpu_run: Path) -> None:
+    run, eagle3 = str(gpu_run), str(rank_of(gpu_run, "eagle3"))
+    line = refused("recipe", run, "--rank", str(rank_of(gpu_run, "eagle3", "exists")))
+    assert "exists already: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in line and "to be trained: --rank" in line
+    line = refused("recipe", run, "--rank", eagle3, "--with", "trl")
+    assert "no drafter of the family eagle3" in line and "--with speculators" in line
+    with pytest.raises(ArchsearchError, match="use 2 or more"):
+        share_gpus(1, 2, Needs("training", tokens=1.0), online=False)
+    with pytest.raises(ArchsearchError, match="use 3 or more"):
+        share_gpus(2, 2, Needs("training", tokens=1.0), online=True)
+    with pytest.raises(ArchsearchError, match="no library .* early_exit"):
+        choose_library(None, "early_exit")
+    assert not Path("recipe").exists()
+
+
+def test_a_shape_that_a_library_does_not_train(gpu_run: Path) -> None:
+    rank = rank_of(gpu_run, "eagle3")
+    path = gpu_run / "best" / str(rank) / "score.json"
+    score = json.loads(path.read_text())
+    score["architecture"]["num_hidden_layers"] = 2
+    write_json(path, score)
+    assert "heads of one layer" in refused("recipe", str(gpu_run), "--rank", str(rank), "--with", "specforge")
+    score["architecture"] |= {"hidden_size": 2048, "num_hidden_layers": 1}
+    score["drafter"]["own_embedding"] = True
+    write_json(path, score)
+    assert "as wide as their target (4096)" in refused("recipe", str(gpu_run), "--rank", str(rank))
+
+
+def test_a_target_without_weights(with_ranks: Path) -> None:
+    rank = rank_of(Path("runs/a"), "independent")
+    Path("target/model.safetensors").unlink()
+    line = refused("recipe", "runs/a", "--rank", str(rank))
+    assert "no weights in" in line and "put model.safetensors there" in line and not Path("recipe").exists()
+
+
+FAKE_VLLM = """
+import json, os
+from types import SimpleNamespace as N
+
+class SamplingParams(N):
+    pass
+
+class Tokenizer:
+    chat_template = None
+    def encode(self, text, add_special_tokens=True):
+        return [ord(letter) % 97 for letter in text]
+
+class LLM:
+    def __init__(self, **asked):
+        self.asked = asked
+    def get_tokenizer(self):
+        return Tokenizer()
+    def generate(self, prompts, settings):
+        made = []
+        for prompt, setting in zip(prompts, settings, strict=True):
+            with open("asked.txt", "a") as file:
+                file.write(json.dumps(prompt["prompt_token_ids"]) + "\\n")
+            tokens = [7] * min(10, setting.max_tokens)
+            made.append(N(outputs=[N(token_ids=tokens, text="seven" * 10)]))
+        return made
+"""
+
+
+def lines(pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in sorted(Path("recipe/data").glob(pattern)) for line in path.read_text().splitlines()]
+
+
+def test_answers_resume_and_keep_held_out_prompts_apart(with_ranks: Path) -> None:
+    """The script itself, with a vLLM that writes sevens: every prompt is answered once, whatever was killed in between."""
+    prompts = [{"prompt": f"question number {number}"} for number in range(300)]
+    Path("many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*prompts, *prompts[:50]]))
+    rank = rank_of(Path("runs/a"), "independent")
+    with single_threaded():
+        call("recipe", "runs/a", "--rank", str(rank), "--gpus", "1", "--prompts", "many.jsonl")
+    Path("recipe/vllm.py").write_text(FAKE_VLLM)
+
+    def write(*more: str) -> str:
+        command = [sys.executable, "answers.py", "--shards", "2", *more]
+        ran = subprocess.run(command, cwd="recipe", capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    write("--shard", "0", "--tokens", "1000000")
+    first = Path("recipe/data/train-0.jsonl")
+    whole = first.read_bytes()
+    first.write_bytes(whole[: len(whole) // 2])  # killed in the middle of a line
+    before = len(Path("recipe/asked.txt").read_text().splitlines())
+    write("--shard", "0", "--tokens", "1000000")
+    again = len(Path("recipe/asked.txt").read_text().splitlines()) - before
+    assert 0 < again < before, "only what was lost is asked again"
+    assert "or add prompts" in write("--shard", "1", "--tokens", "1000000")
+    train, heldout, apart = lines("train-*"), lines("heldout-[0-9]*"), lines("heldout-prompts-*")
+    ids = [row["id"] for row in (*train, *heldout)]
+    assert len(ids) == len(set(ids)) == 300, "each prompt once, though the file repeats fifty"
+    assert 0 < len(heldout) < 30 and [row["id"] for row in heldout] == [row["id"] for row in apart]
+    for row in train:
+        assert len(row["input_ids"]) == len(row["loss_mask"]) and sum(row["loss_mask"]) == 10
+        assert row["input_ids"][-10:] == [7] * 10 and row["loss_mask"][0] == 0
+    assert "as many as are needed" in write("--shard", "0", "--tokens", "100")
+    from archsearch.text.prompts import read_prompts
+
+    Path("apart.jsonl").write_text("".join(json.dumps(row) + "\n" for row in apart))
+    assert read_prompts("apart.jsonl")[0].text.startswith("question number")
+
+
+def test_targets_with_weights_here_get_first_weights(with_ranks: Path) -> None:
+    """A tiny target in a folder: the draft is cut out of it, and transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    rank = rank_of(Path("runs/a"), "independent")
+    with single_threaded():
+        made = last_json(call("recipe", "runs/a", "--rank", str(rank), "--with", "trl", "--gpus", "1", "--json"))
+    files = parsed(Path("recipe"))
+    assert made["weights"] and made["target"].endswith("target")
+    shape = open_run(Path("runs/a")).score(rank).architecture
+    draft = AutoModelForCausalLM.from_pretrained("recipe/drafter")
+    assert draft.config.num_hidden_layers == shape.num_hidden_layers and draft.config.hidden_size == shape.hidden_size
+    assert draft.lm_head.weight.shape[0] == shape.vocab_size, "GKD compares whole vocabularies"
+    target = AutoModelForCausalLM.from_pretrained("target")
+    if shape.hidden_size == target.config.hidden_size:
+        first = draft.model.embed_tokens.weight.float()
+        assert (first - target.model.embed_tokens.weight).abs().max() < 1e-2
+    assert files["train.json"]["lmbda"] == 0.0 and files["accelerate.yaml"]["num_processes"] == 1
+
+
+def interpreter(library: str) -> str:
+    """A Python that has `library`: ARCHSEARCH_RECIPE_PYTHON, else this one; skips with the reason."""
+    python = os.environ.get("ARCHSEARCH_RECIPE_PYTHON", sys.executable)
+    seen = subprocess.run([python, "-c", f"import {library}"], capture_output=True, text=True)
+    if seen.returncode:
+        why = (seen.stderr.strip().splitlines() or ["?"])[-1]
+        pytest.skip(f"{library} cannot be imported by {python} ({why}); name one in ARCHSEARCH_RECIPE_PYTHON")
+    return python
+
+
+READERS = {
+    "speculators": """
+from speculators import SpeculatorModelConfig
+from speculators.train.config import TrainConfig
+train = TrainConfig.from_sources(cli={}, config_path="train.yaml", argv=[])
+drafter = SpeculatorModelConfig.from_pretrained("drafter")
+assert train.speculator_type == drafter.speculators_model_type, train
+assert train.flatten()["optimizer"] == "muon"
+""",
+    "specforge": """
+from specforge.config.schema import Config
+train = Config.from_file("train.yaml")
+assert train.mode == "online" and train.training.save_interval
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "family"), [(name, family) for name in READERS for family in FAMILIES[name].split()]
+)
+def test_the_library_reads_its_files(gpu_run: Path, library: str, family: str) -> None:
+    python = interpreter(library)
+    call("recipe", str(gpu_run), "--rank", str(rank_of(gpu_run, family)), "--with", library)
+    read = subprocess.run([python, "-c", READERS[library]], cwd="recipe", capture_output=True, text=True)
+    assert read.returncode == 0, read.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_trl_reads_its_files(with_ranks: Path) -> None:
+    python = interpreter("trl")
+    call("recipe", "runs/a", "--rank", str(rank_of(Path("runs/a"), "independent")), "--with", "trl", "--gpus", "1")
+    code = """
+import json
+from accelerate.commands.config.config_args import load_config_from_file
+from trl.experimental.gkd import GKDConfig
+config = GKDConfig(**(json.load(open("train.json")) | {"bf16": False, "use_cpu": True}))
+assert config.beta == 0.0 and config.save_steps == 0.1
+assert load_config_from_file("accelerate.yaml").num_processes == 1
+"""
+    read = subprocess.run([python, "-c", code], cwd="recipe", capture_output=True, text=True)
+    assert read.returncode == 0, read.stderr[-2000:]

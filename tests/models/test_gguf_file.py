@@ -1,0 +1,223 @@
+"""The GGUF is read back by transformers, which undoes llama.cpp's row order itself: equal logits prove shape, names and order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.models.drafts import build_draft, save_draft
+from archsearch.models.gguf_file import _LLAMA3_SPLIT, pre_tokenizer_name, write_gguf
+
+ARCH = Architecture(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=300,
+    rope_theta=50000.0,
+    max_position_embeddings=128,
+)
+TEXT = "Send back 12 packs, the 3rd was damaged; don't wait.\n\n  Thanks!"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=290, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    inner.train_from_iterator([TEXT, "the packs that were sent back were damaged"] * 4, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", pad_token="<|end|>")
+
+
+def draft(folder: Path, arch: Architecture, tokenizer: PreTrainedTokenizerFast | None, kept: list[int] | None = None) -> Path:
+    torch.manual_seed(0)
+    mean = torch.ones(arch.hidden_size) if kept else None
+    save_draft(build_draft(arch, torch.float32, kept), folder, tokenizer=tokenizer, mean_hidden=mean)
+    return folder
+
+
+def logits(folder: Path, **options: Any) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    with torch.no_grad():
+        return model(torch.arange(0, 300, 7)[None]).logits
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {"head_dim": 8},  # heads that do not fill the hidden size
+        {"attention_bias": True, "model_type": "qwen2"},
+        {"qk_norm": True, "model_type": "qwen3", "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128},
+    ],
+    ids=["tied", "untied", "narrow heads", "qwen2", "qwen3"],
+)
+def test_float32_gives_identical_logits(changes: dict[str, Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    folder = draft(tmp_path, ARCH.replace(**{"tie_word_embeddings": True, **changes}), tokenizer)
+    write_gguf(folder, folder / "draft.gguf", dtype="float32")
+    before, after = logits(folder), logits(folder, gguf_file="draft.gguf")
+    assert before.std() > 1e-3 and torch.equal(before, after)
+
+
+def test_heads_that_do_not_divide_the_hidden_size(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """transformers has no Llama of that shape (the draft is a Mistral): the tensors are compared, Q and K put back in order."""
+    arch = ARCH.replace(num_attention_heads=6, num_key_value_heads=3)
+    folder = draft(tmp_path, arch, tokenizer)
+    write_gguf(folder, folder / "draft.gguf", dtype="float32")
+    reader = gguf.GGUFReader(folder / "draft.gguf")
+    assert reader.fields["general.architecture"].contents() == "llama"
+    assert reader.fields["llama.attention.key_length"].contents() == 16
+    written = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
+    state = load_file(folder / "model.safetensors")
+    for heads, theirs, ours in ((6, "attn_q", "q_proj"), (3, "attn_k", "k_proj")):
+        rows = written[f"blk.0.{theirs}.weight"].reshape(heads, 8, 2, 64).swapaxes(1, 2).reshape(heads * 16, 64)
+        assert torch.equal(rows, state[f"model.layers.0.self_attn.{ours}.weight"])
+    assert torch.equal(written["blk.0.attn_output.weight"], state["model.layers.0.self_attn.o_proj.weight"])
+
+
+def test_a_trimmed_head_is_written_padded(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    folder = draft(tmp_path, ARCH.replace(draft_vocab_size=20), tokenizer, list(range(0, 300, 15)))
+    write_gguf(folder, folder / "draft.gguf", dtype="float32")
+    assert torch.equal(logits(folder), logits(folder, gguf_file="draft.gguf"))
+
+
+def test_float16_rounds_matrices_and_keeps_norms(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    folder = draft(tmp_path, ARCH, tokenizer)
+    write_gguf(folder, folder / "draft.gguf", dtype="float16")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(folder / "draft.gguf").tensors}
+    assert kinds["blk.1.attn_q.weight"] == kinds["token_embd.weight"] == "F16"
+    assert kinds["blk.0.attn_norm.weight"] == kinds["output_norm.weight"] == "F32"
+    before, after = logits(folder), logits(folder, gguf_file="draft.gguf")
+    assert not torch.equal(before, after) and torch.allclose(before, after, atol=2e-3 * before.abs().max().item())
+
+
+def test_weights_too_large_for_float16_stay_finite(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    folder = tmp_path
+    model = build_draft(ARCH, torch.float32)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = 1e6
+    save_draft(model, folder, tokenizer=tokenizer)
+    write_gguf(folder, folder / "draft.gguf", dtype="float16")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(folder / "draft.gguf").tensors}
+    assert kinds["blk.0.ffn_up.weight"] == "BF16" and kinds["blk.1.ffn_up.weight"] == "F16"
+    assert torch.isfinite(logits(folder, gguf_file="draft.gguf")).all()
+
+
+def fields(path: Path) -> dict[str, Any]:
+    return {key: entry.contents() for key, entry in gguf.GGUFReader(path).fields.items() if key.startswith("tokenizer.")}
+
+
+def test_the_tokenizer_comes_along(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    folder = draft(tmp_path / "a", ARCH, tokenizer)
+    write_gguf(folder, folder / "draft.gguf")
+    found = fields(folder / "draft.gguf")
+    assert found["tokenizer.ggml.model"] == "gpt2" and found["tokenizer.ggml.pre"] == "smollm"
+    assert len(found["tokenizer.ggml.tokens"]) == 300
+    vocabulary = tokenizer.get_vocab()
+    assert all(found["tokenizer.ggml.tokens"][number] == token for token, number in vocabulary.items())
+    kinds = found["tokenizer.ggml.token_type"]
+    assert kinds[vocabulary["<|end|>"]] == gguf.TokenType.CONTROL and kinds[299] == gguf.TokenType.UNUSED
+    assert found["tokenizer.ggml.eos_token_id"] == vocabulary["<|end|>"] and not found["tokenizer.ggml.add_bos_token"]
+    merges = json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]
+    assert found["tokenizer.ggml.merges"] == [" ".join(pair) for pair in merges] and merges
+    back = AutoTokenizer.from_pretrained(folder, gguf_file="draft.gguf")
+    assert (
+        back(TEXT.replace("12", "").replace("3", ""))["input_ids"]
+        == tokenizer(TEXT.replace("12", "").replace("3", ""))["input_ids"]
+    )
+
+    bare = draft(tmp_path / "b", ARCH, None)
+    write_gguf(bare, bare / "draft.gguf", tokenizer_gguf=folder / "draft.gguf")
+    assert fields(bare / "draft.gguf") == found, "the target's GGUF is copied as it is"
+    small = draft(tmp_path / "c", ARCH.replace(vocab_size=200), None)
+    with pytest.raises(ArchsearchError, match="300 tokens, the draft needs 200"):
+        write_gguf(small, small / "draft.gguf", tokenizer_gguf=folder / "draft.gguf")
+    save_draft(build_draft(ARCH.replace(vocab_size=200), torch.float32), small, tokenizer=tokenizer)
+    with pytest.raises(ArchsearchError, match="token ids up to"):
+        write_gguf(small, small / "draft.gguf")
+
+
+def described(pre: Any, normalizer: Any = None, **model: Any) -> dict[str, Any]:
+    inner = Tokenizer(models.BPE(vocab={"a": 0}, merges=[], **model))
+    inner.pre_tokenizer = pre
+    if normalizer is not None:
+        inner.normalizer = normalizer
+    return json.loads(inner.to_str())
+
+
+def split(pattern: str) -> Any:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def test_names_of_pre_tokenizers() -> None:
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    qwen = _LLAMA3_SPLIT.replace("{1,3}", "")
+    assert pre_tokenizer_name(described(level)) == "gpt-2"
+    assert pre_tokenizer_name(described(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), level]))) == "smollm"
+    assert pre_tokenizer_name(described(split(_LLAMA3_SPLIT), ignore_merges=True)) == "llama-bpe"
+    assert pre_tokenizer_name(described(split(qwen), normalizers.NFC())) == "qwen2"
+    unknown = (
+        described(split(_LLAMA3_SPLIT)),  # llama.cpp ignores merges for llama-bpe
+        described(split(r"\s+")),
+        described(level, normalizers.NFC()),
+        described(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        described(pre_tokenizers.Sequence([pre_tokenizers.Digits(False), level])),
+        described(pre_tokenizers.Metaspace()),
+        described(level, byte_fallback=True),
+        {"model": {"type": "WordPiece"}},
+    )
+    assert [pre_tokenizer_name(each) for each in unknown] == [None] * len(unknown)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"window_pattern": "SL", "sliding_window": 32}, "window pattern SL"),
+        ({"attention_bias": True, "attention_output_bias": True}, "attention biases"),
+        ({"mlp_bias": True}, "MLP biases"),
+    ],
+)
+def test_shapes_it_does_not_write(
+    changes: dict[str, Any], words: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    folder = draft(tmp_path, ARCH.replace(**changes), tokenizer)
+    with pytest.raises(ArchsearchError, match=f"{words}.*convert_hf_to_gguf") as error:
+        write_gguf(folder, folder / "draft.gguf")
+    assert "\n" not in str(error.value)
+
+
+def test_refusals(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    folder = draft(tmp_path, ARCH, None)
+    with pytest.raises(MissingDataError, match=r"no tokenizer\.json"):
+        write_gguf(folder, folder / "draft.gguf")
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram"}}))
+    with pytest.raises(ArchsearchError, match="byte-level BPE.*convert_hf_to_gguf"):
+        write_gguf(folder, folder / "draft.gguf")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArchsearchError, match="rope type llama3"):
+        write_gguf(folder, folder / "draft.gguf")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(MissingDataError, match="train the draft first"):
+        write_gguf(folder, folder / "draft.gguf")

@@ -1,0 +1,65 @@
+"""Inside a group that cannot be told apart what exists leads, then what needs nothing, then the cheapest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.needs import NOTHING, Needs
+from archsearch.search.objective import Score
+from archsearch.search.ranking import effort, groups_of, led_by_need
+
+DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152)
+DEAR = Needs("training", tokens=1e9, text_hours=24.0)
+CHEAP = Needs("training", tokens=1e7, text_hours=1.0)
+FOUND = Needs("exists", "org/draft")
+
+
+def faster(score: Score, times: float, needs: Needs | None) -> Score:
+    speedup = replace(score.speedup, value=times * score.speedup.value)
+    return replace(score, speedup=speedup, needs=needs)
+
+
+def test_what_exists_leads_its_group_and_no_other(make_scorer):
+    score = make_scorer()(DRAFT)
+    dear, found, cheap = (
+        faster(score, 1.3, DEAR),
+        faster(score, 1.0, FOUND),
+        faster(score, 1.2, CHEAP),
+    )
+    behind = faster(score, 0.5, NOTHING)
+    assert led_by_need([[dear, cheap, found], [behind]]) == [found, dear, cheap, behind]
+    assert led_by_need([[dear, cheap], [found, behind]]) == [cheap, dear, found, behind]
+
+
+def test_equals_stay_in_the_order_of_their_speed(make_scorer):
+    score = make_scorer()(DRAFT)
+    first, second = faster(score, 1.1, DEAR), faster(score, 1.0, DEAR)
+    assert led_by_need([[second, first]]) == [first, second]
+
+
+def test_what_nobody_priced_comes_last():
+    assert sorted([None, DEAR, FOUND, CHEAP, NOTHING], key=effort) == [
+        FOUND,
+        NOTHING,
+        CHEAP,
+        DEAR,
+        None,
+    ]
+
+
+def test_drafts_made_in_different_ways_are_less_surely_apart(make_scorer):
+    """The terms of how a draft was made do not cancel between one that exists and one that is to be trained."""
+    from archsearch.search.objective import difference_std
+
+    scorer = make_scorer()
+    one, other = scorer(DRAFT), scorer(DRAFT.replace(num_hidden_layers=4))
+    shared = replace(scorer.context, training="shared")
+    alike = difference_std(one, other, scorer.acceptance, scorer.context)
+    gap = 0.5 * alike + 0.5 * alike * 3  # apart by twice the std of drafts made alike
+    far = replace(one, speedup=replace(one.speedup, value=other.speedup.value * 2.718281828**gap))
+    assert len(groups_of(scorer, [far, other], lambda score: scorer.context)) == 2
+    mixed = groups_of(
+        scorer, [far, other], lambda score: shared if score is other else scorer.context
+    )
+    assert len(mixed) == 1
