@@ -25,6 +25,7 @@ ON_CPU = {
     "acceptance": "--answer-tokens 16 --max-prompts 8",
 }  # fmt: skip
 ON_GPU = {"search": "--space small.yaml --trials 8"}
+WHOLE = ("recipe.md",)  # its ranks are those of the search as a reader runs it
 SMALL = {"num_hidden_layers": [1, 2, 3], "hidden_size": [2048], "ffn_ratio": [2, 3], "num_key_value_heads": [8]}
 SMALL |= {"kv_group_size": [4], "head_dim": [64], "draft_vocab_size": [32768, "target"]}
 HEAD = {
@@ -64,7 +65,8 @@ def words_of(line: Line, before: list[str]) -> list[str]:
         if option in words:
             words[words.index(option) + 1] = value
     mine = "./my-model" in words
-    words += (ON_CPU if mine else ON_GPU if "--target" in words else {}).get(words[0], "").split()
+    on_gpu = ON_GPU if "--target" in words and line.page not in WHOLE else {}
+    words += (ON_CPU if mine else on_gpu).get(words[0], "").split()
     if words[0] == "search" and "--prompts" in words:
         words += ["--answer-tokens", "32"]
     if "--time-budget" in words:  # too little to climb: what is said to be trained and confirmed is

@@ -72,6 +72,11 @@ class Record:
                 new.append(trial)
         return new
 
+    @property
+    def scored(self) -> int:
+        """How many of the known shapes have a score."""
+        return sum("score" in trial.user_attrs for trial in self.known.values())
+
     def indices(self, trial: Any) -> Indices:
         """The choices of a trial, live or frozen."""
         return tuple(d.decode(trial.params[d.parameter]) if d.parameter in trial.params else 0 for d in self.dimensions)

@@ -162,7 +162,7 @@ def search(
         found = (record.add(*each) for each in both)
     else:
         scored = 0
-        found = _asked(record, how, seed)
+        found = _asked(record, how, seed, trials)
     rows: list[dict[str, Any]] = []
     feasible: list[Score] = []
     best: Score | None = None
@@ -181,7 +181,7 @@ def search(
                 best, best_at = score, record.indices(trial)
         if progress is not None:
             progress(SearchProgress(done, trials, best))
-        if done >= trials:
+        if whole and done >= trials:
             break
     exhausted = whole or done < trials
     scored = scored or done
@@ -214,8 +214,9 @@ def _study(
         return open_study(open_storage(storage), STUDY, identity_of(space, scorer, about), directions=directions)
 
 
-def _asked(record: Record, how: How, seed: int) -> Iterator[FrozenTrial]:
-    """Trials of distinct shapes: those that the study holds, then what its sampler proposes; beside others who ask it too."""
+def _asked(record: Record, how: How, seed: int, trials: int) -> Iterator[FrozenTrial]:
+    """Trials of distinct shapes: all that the study holds, then what its sampler proposes until `trials` have a score; beside
+    others who ask it too."""
     study = record.study
     before = len(study.get_trials(deepcopy=False))
     study.sampler = make_sampler(how.proposes, random.Random(f"{seed} {before}").getrandbits(31))
@@ -224,7 +225,7 @@ def _asked(record: Record, how: How, seed: int) -> Iterator[FrozenTrial]:
     else:
         _close_left(study)
     yield from sorted(record.known.values(), key=lambda trial: trial.number)
-    while (trial := record.ask()) is not None:
+    while record.scored < trials and (trial := record.ask()) is not None:
         yield trial
         if how.shared:
             yield from record.read()
